@@ -1,12 +1,15 @@
-"""A group with a callback, and a `map` of as many calls: `python -m benchmarks.groups [MEMBERS] [URL]`."""
+"""A group with a callback, and a `map` of as many calls: `python -m benchmarks.groups [MEMBERS] [STORE | URL]`.
+
+A store is one of `benchmarks.targets`: sqlite (the default) or mongo.
+"""
 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from typing import Any
 
+from benchmarks.targets import TARGETS, end_orderly
 from holdfast import App, group
 
 PATIENCE_SECONDS = 600.0
@@ -50,6 +53,11 @@ def _callback(found: Any) -> Any:
 
 
 if __name__ == "__main__":
+    end_orderly()
     many = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    with tempfile.TemporaryDirectory() as folder:
-        measure(many, sys.argv[2] if len(sys.argv) > 2 else f"sqlite:///{folder}/groups.db")
+    where = sys.argv[2] if len(sys.argv) > 2 else "sqlite"
+    if where not in TARGETS:
+        measure(many, where)
+    else:
+        with TARGETS[where].served() as fresh, fresh() as url:
+            measure(many, url)

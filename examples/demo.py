@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,6 +69,8 @@ def main() -> None:
             show(app, file)
         crash(Path(folder))
         say("Next: [bold]holdfast --help[/], and the README.")
+        if sys.stdout.isatty() and not os.environ.get("CI"):
+            look_around(Path(folder))
 
 
 def show(app: App, file: Path) -> None:
@@ -129,6 +133,18 @@ def crash(folder: Path) -> None:
             print_history(parcel)
         finally:
             runner.send_signal(signal.SIGINT)
+
+
+def look_around(folder: Path) -> None:
+    """Serve the pages of the shop's store until Ctrl-C."""
+    url = f"sqlite:///{folder / 'shop.db'}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "holdfast", "monitor", "--url", url, "--port", port, "--log-level", "error"]
+    with subprocess.Popen(command) as pages:
+        while pages.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):  # it has heard it too, and ends in order
+                pages.wait()
 
 
 def parcels_weigh(parcel: int, seconds: float) -> str:

@@ -149,3 +149,47 @@ def test_names_of_arguments_that_are_none_are_refused(option: str, given: object
 def test_a_switch_is_true_or_false() -> None:
     with pytest.raises(UsageError, match="reroute_on_concurrency_control='no': expected True or False"):
         declared(running_concurrency="task", reroute_on_concurrency_control="no")
+
+
+# --- rates
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rate": "0/s"}, "expected 1 to 1,000,000 calls"),
+        ({"rate": "-1/s"}, "expected calls and a time"),
+        ({"rate": "100"}, "expected calls and a time"),
+        ({"rate": 5}, "rate=5: expected calls and a time"),
+        ({"rate": "100/fortnight"}, "rate='100/fortnight': 'fortnight' is no time"),
+        ({"rate": "1/0s"}, "in a time from 1ms to 366d"),
+        ({"rate": "1/s", "burst": 0}, "burst=0: expected a whole number"),
+        ({"rate": "1/s", "burst": True}, "burst=True: expected a whole number"),
+        ({"burst": 3}, "burst= needs rate="),
+        ({"rate_name": "api"}, "rate_name= needs rate="),
+        ({"rate": "1/s", "rate_by": "nobody"}, "no parameter 'nobody'"),
+        ({"rate": "1/s", "rate_by": []}, "names no argument"),
+        ({"rate": "1/s", "rate_name": "a|b"}, "no name for a rate"),
+    ],
+)
+def test_a_rate_that_has_no_meaning_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        declared(**options)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"rate": "1/s", "rate_name": "api"}, {"rate": "2/s", "rate_name": "api"}),
+        ({"rate": "1/s", "rate_name": "api"}, {"rate": "1/s", "burst": 3, "rate_name": "api"}),
+        ({"rate": "1/s", "rate_name": "api"}, {"rate": "1/s", "rate_name": "api", "when_full": "refuse"}),
+        ({"rate": "1/s"}, {"rate": "2/s", "rate_name": "first"}),
+        ({"rate": "2/s", "rate_name": "second"}, {"rate": "1/s"}),
+    ],
+)
+def test_tasks_that_share_a_bucket_declare_the_same_rate(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """The calls of a task with a rate of its own share a bucket under the name of the task."""
+    app = App("memory://", name="shop")
+    app.task(name="first", **first)(bill)
+    with pytest.raises(UsageError, match=r"declare the same"):
+        app.task(name="second", **second)(bill)

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 LAYERS = [
     ["errors", "ids", "clock", "codec", "settings", "masking", "showing", "crashpoints", "_version"],
     ["model"],
-    ["store", "executors", "telemetry"],
+    ["store", "executors", "telemetry", "tracing"],
     ["runtime", "fleet", "invocation"],
     [
         "schedules",
@@ -31,6 +31,7 @@ LAYERS = [
         "streams",
         "workflows",
         "stats",
+        "metrics",
         "access",
         "web",
         "world",
@@ -51,12 +52,13 @@ SIDEWAYS = {
     "ids": {"clock"},
     "codec": {"errors"},
     "crashpoints": {"errors"},
-    "showing": {"clock", "masking"},
-    "settings": {"errors", "clock", "masking", "schedules"},
+    "showing": {"clock", "codec", "masking"},
+    "settings": {"errors", "clock", "codec", "masking", "schedules"},
     "schedules": {"errors", "clock"},
-    "executors": {"telemetry"},  # user code is where logs come from; stores report to their observer
+    "executors": {"telemetry", "tracing"},  # user code is where logs come from; stores report to their observer
     "fleet": {"runtime"},
     "invocation": {"runtime"},
+    "metrics": {"stats"},
     "triggers": {"schedules"},
     "workflows": {"streams"},
     "web": FEATURES - {"web", "world"},
@@ -94,7 +96,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
 # With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, statistics, rates, and
 # what stands around a call.
-COUNTED_CODE_LINES = 54_600
+COUNTED_CODE_LINES = 57_000
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.

@@ -24,6 +24,7 @@ PUBLIC = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "Secret",
     "SoftTimeout",
     "Status",
     "Task",

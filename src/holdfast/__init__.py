@@ -8,6 +8,7 @@ import logging
 
 from holdfast._version import __version__
 from holdfast.app import App
+from holdfast.codec.secret import Secret
 from holdfast.errors import (
     Fatal,
     HoldfastError,
@@ -46,6 +47,7 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "Secret",
     "SoftTimeout",
     "Status",
     "Task",
@@ -92,6 +94,10 @@ def __getattr__(name: str) -> object:
     for module, names in _MOVED.items():
         if name in names.split():
             raise ImportError(f"{name} is in {module} now; write: from {module} import {name}")
+    if name == "chord":
+        raise ImportError(
+            "chord(header)(callback) is group(header).then(callback) here; write: from holdfast import group"
+        )
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
 
 

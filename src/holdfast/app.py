@@ -24,6 +24,7 @@ from holdfast.archive.retention import Retention
 from holdfast.around.listeners import Listeners
 from holdfast.around.programs import KEEP_BYTES, CommandFailed, CommandResult, Programs
 from holdfast.clock import Clock, Duration, parse_duration
+from holdfast.codec.sealing import ring_of
 from holdfast.declaring import (
     DirectOptions,
     TaskOptions,
@@ -45,6 +46,7 @@ from holdfast.groups.calling import Caller
 from holdfast.groups.looking import GroupAccess
 from holdfast.groups.service import Groups, GroupWatch
 from holdfast.invocation import Invocation
+from holdfast.metrics.measures import Measures
 from holdfast.model.changes import CHILDREN, FOLLOW, GROUP, HOOKS, PARENT, Verdict
 from holdfast.model.explain import living
 from holdfast.model.names import valid_name
@@ -64,11 +66,13 @@ from holdfast.stats.counters import Counters
 from holdfast.stats.service import StatsUpkeep
 from holdfast.store import open_store
 from holdfast.store.contract import Store
+from holdfast.store.sealed import sealed_store
 from holdfast.streams.reader import StreamReading
 from holdfast.streams.service import StreamUpkeep
 from holdfast.streams.writer import ChunkWriter
 from holdfast.task import AsyncTask, AsyncWorkflow, Submittable, Task, Workflow
 from holdfast.telemetry.events import store_observer
+from holdfast.tracing import Tracer
 from holdfast.triggers.api import Triggers
 from holdfast.triggers.evaluation import declarations, evaluators, refuse_duplicate_names
 from holdfast.triggers.outbox import Events, TriggerOutbox
@@ -115,6 +119,11 @@ class App:
         where = absolute_url(settings_.url or default_url(Path.cwd()), Path.cwd())
         self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
         self._runtime = self.runtime
+        if settings_.metrics:
+            self.runtime.measures = measures = Measures(self.runtime.name, self.runtime.clock.monotonic)
+            self.runtime.telemetry.subscribe(measures)
+        if settings_.tracing:
+            self.runtime.tracer = Tracer()
         self.runtime.listeners = Listeners(self.runtime.name, self.runtime.telemetry, self.runtime.tasks)
         self.runtime.looks, self.runtime.forks = WorldLooking(Looking()), Forking()
         self.runtime.streams = StreamReading()
@@ -298,6 +307,7 @@ class App:
             kind = AsyncWorkflow if definition.is_coroutine else Workflow
         task = (make or kind)(runtime, definition)
         runtime.tasks.update(dict.fromkeys(definition.names, task))
+        runtime.codec.parameters.update(dict.fromkeys(definition.names, tuple(definition.signature.parameters)))
         for each in evaluators(runtime, definition):
             self._declare(each)
         return task
@@ -556,7 +566,12 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
         "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
     }
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
-    engine = Engine(store=opened, settings=settings, clock=clock, **shared)
+    measures, tracer = (shared.pop(name, None) for name in ("measures", "tracer"))
+    if measures is not None:
+        measures.watch_store(opened)
+    sealed = sealed_store(opened, ring_of(settings.encryption_keys, settings.encryption_keys_file))
+    engine = Engine(store=sealed, settings=settings, clock=clock, **shared)
+    engine.measures, engine.tracer = measures, tracer
     engine.outbox = engine.part(TriggerOutbox)
     engine.part(Counters).attach()
     engine.outbox.receivers |= {

@@ -335,17 +335,20 @@ def _rate(given: Mapping[str, Any], by: tuple[str, ...] | None, waits: bool) -> 
 
 
 def refuse_other_rate(new: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
-    """Raise `UsageError` if another task declares another rate under the same name."""
+    """Raise `UsageError` if another task declares another rate under the same name, which may be that of a task."""
     for other in others:
-        if new.rate_name is not None and new.rate_name == other.rate_name and new.name != other.name:
-            if other.rate is not None and new.rate is not None and str(other.rate) != str(new.rate):
+        if new.rate is None or other.rate is None or new.name == other.name:
+            continue
+        if (new.rate_name or new.name) == (other.rate_name or other.name):
+            if str(other.rate) != str(new.rate):
                 raise UsageError(f"{_differs(new, other)}: tasks that share a rate declare the same one")
             if other.rate != new.rate:
                 raise UsageError(f"{_differs(new, other)} with another burst or when_full; declare the same")
 
 
 def _differs(new: TaskDefinition, other: TaskDefinition) -> str:
-    return f"rate_name={new.rate_name!r}: {new.name} declares rate='{new.rate}', and {other.name} '{other.rate}'"
+    name = new.rate_name or other.rate_name
+    return f"rate_name={name!r}: {new.name} declares rate='{new.rate}', and {other.name} '{other.rate}'"
 
 
 def _check_limit(name: str, limit: object) -> None:

@@ -179,6 +179,10 @@ class NotDecodable(CodecError, ValueError):
     """Stored bytes that this code cannot turn back into values."""
 
 
+class ValueEncrypted(NotDecodable):
+    """A stored value that is encrypted with a key which this process lacks."""
+
+
 class LifecycleError(HoldfastError):
     """The state machine refuses a change."""
 
@@ -201,6 +205,10 @@ class StoreError(HoldfastError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached or opened now. Nothing is said about a write that was under way."""
+
+
+class EncryptionKeyMissing(StoreError):
+    """Something is to be written, or a payload read, that is encrypted with a key which this process lacks."""
 
 
 class StoreReadOnly(StoreError):

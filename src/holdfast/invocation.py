@@ -480,7 +480,7 @@ def _decoded(record: InvocationRecord, codec: Codec, payloads: Payloads) -> obje
     try:
         return codec.decode(data, payloads)
     except errors.NotDecodable as error:
-        raise errors.NotDecodable(_unreadable(record, error, is_damaged=bool(damage_of(data)))) from error
+        raise type(error)(_unreadable(record, error, is_damaged=bool(damage_of(data)))) from error
 
 
 def _cancelled(record: InvocationRecord) -> errors.InvocationCancelled:

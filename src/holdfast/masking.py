@@ -11,6 +11,12 @@ _SECRET_WORDS = re.compile(
     r"|(api|access|private|account)[-_]?key$|authmechanismproperties",
     re.IGNORECASE,
 )
+# Likewise, in the names of arguments and of their fields.
+_SECRET_NAMES = re.compile(
+    r"passw|passphrase|(^|_)pwd($|_)|token|secret|credential|authori[sz]ation|(^|_)cookie"
+    r"|(api|access|private|encryption|signing)[-_]?key",
+    re.IGNORECASE,
+)
 _PARAMETER_NAME = re.compile(r"(?:^|(?<=[?&;#=\s]))[^=?&;#\s]+(?==)")
 # A value runs on to the next "&" or blank: a ";" or "#" that was not encoded must not let half of it through.
 _VALUE_END = re.compile(r"[&\s]|$")
@@ -34,6 +40,21 @@ _PLACE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _CLOSING = "'\")]}>,.;:!"  # what a sentence or a repr puts behind a URL
+
+
+_extra: set[str] = set()  # what settings of apps in this process add
+
+
+def hide_also(names: str) -> None:
+    """Take the values of arguments for secret whose names have one of these words, too; with commas between them."""
+    _extra.update(word.strip().lower() for word in names.split(",") if word.strip())
+
+
+def is_secret_name(name: object) -> bool:
+    """Return whether the value of that name is not to be shown."""
+    if not isinstance(name, str):
+        return False
+    return bool(_SECRET_NAMES.search(name)) or any(word in name.lower() for word in _extra)
 
 
 def mask_url(url: object) -> str:

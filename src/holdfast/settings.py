@@ -26,6 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.clock import format_duration, parse_duration
+from holdfast.codec.sealing import parse_keys
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidSetting, UnknownSetting
 from holdfast.masking import mask_url
 from holdfast.schedules.timing import cron
@@ -48,6 +49,7 @@ _FORMED = {
     "web": "a URL with its scheme, such as https://shop.example",
     "hosts": 'names without ports, such as "shop.example,10.0.0.7", or "*"',
     "networks": 'addresses or networks, such as "10.0.0.7" or "10.0.0.0/24,fd00::7"',
+    "keys": "id:key pairs with commas, each key 32 random bytes in base64 (openssl rand -base64 32)",
     "header": "the name of a header, such as X-Forwarded-User",
 }
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -114,6 +116,11 @@ class Settings:
     workflow_linger_seconds: float = _setting(1.0, "that a waiting workflow stays in memory", low=0, high=3_600)
     workflow_max_events: int = _setting(50_000, "in the log of a run; then it fails", low=100, high=10_000_000)
     workflow_cache: int = _setting(1_000, "workflows in the memory of a worker", low=1, high=1_000_000)
+    encryption_keys: str = _setting(
+        "", "that encrypt stored values: id:base64 of 32 bytes, newest first, with commas", form="keys"
+    )
+    encryption_keys_file: str = _setting("", "a file with these keys, one on each line, in the place of the setting")
+    secret_names: str = _setting("", "words in names of arguments that are not shown, beside the usual; with commas")
     hook_secret: str = _setting("", "of which tokens of hooks are derived: 32 bytes or more", form="secret", low=32)
     hook_secret_previous: str = _setting(
         "", "the hook_secret before this one, for runs of that time", form="secret", low=32
@@ -159,6 +166,10 @@ class Settings:
     )
     trigger_max_depth: int = _setting(100, "triggers in a chain; a longer one is a loop", low=1, high=10_000)
     api_token: str = _setting("", "of the HTTP API, for 'Authorization: Bearer …'", form="token", low=16)
+    metrics: bool = _setting(False, "True: metrics are counted, and /metrics answers")
+    metrics_token: str = _setting("", "of /metrics, for 'Authorization: Bearer …'", form="token", low=16)
+    runner_http: str = _setting("", "where a runner answers /health/live, /health/ready and /metrics: 127.0.0.1:9000")
+    tracing: bool = _setting(False, "True: submits, attempts and steps are spans of OpenTelemetry")
     session_seconds: float = _setting(12 * 3600.0, "from a login on a page to its end", low=60, high=30 * DAY)
     allowed_hosts: str = _setting("", "names of the web app's server, with commas; empty, *: any", form="hosts")
     proxy_address: str = _setting("", "of a proxy with a login: addresses or networks, with commas", form="networks")
@@ -173,7 +184,7 @@ class Settings:
     world_service_url: str = _setting(
         "", "of the application that runs workflows; empty: as it registers", form="web", also="WORKFLOW_SERVICE_URL"
     )
-    world_hosts: str = _setting("", "to which the World may deliver, beside this machine; with commas; * for any")
+    world_hosts: str = _setting("", "to which the World may deliver, with commas; * for any; empty: this machine")
     world_concurrency: int = _setting(
         20, "deliveries of the World at once, per server", low=1, high=10_000, also="WORKFLOW_CONCURRENCY"
     )
@@ -298,14 +309,14 @@ class _Spec:
     high: float = math.inf
     choices: tuple[str, ...] = ()
     seconds: bool = False
-    form: Literal["", "secret", "token", "web", "hosts", "networks", "header"] = (
+    form: Literal["", "secret", "token", "web", "hosts", "networks", "header", "keys"] = (
         ""  # of a text; `low` is how many bytes a secret has at least
     )
     also: str = ""  # another variable of the environment, which the one with our prefix beats
 
     @property
     def is_secret(self) -> bool:
-        return self.form in ("secret", "token")
+        return self.form in ("secret", "token", "keys")
 
     @property
     def unit(self) -> float | None:
@@ -353,6 +364,14 @@ class _Spec:
 
     def _formed(self, value: str, source: str) -> str:
         """Return a secret that is long enough, or the address of a web site."""
+        if self.form == "keys":
+            try:
+                parse_keys(value)
+            except ValueError as error:
+                raise InvalidSetting(
+                    f"{self.name} = *** ({source}) is not allowed: {error}. Use {self.allowed()}."
+                ) from None
+            return value
         if self.is_secret:
             # A token is sent in a header, which has no blanks, and letters of ASCII only.
             is_sent = self.form == "secret" or re.fullmatch(r"[\x21-\x7e]*", value)

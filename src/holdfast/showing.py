@@ -7,19 +7,24 @@ of text. None of that gets through as it is, and no value keeps an answer from b
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import datetime as dt
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.clock import format_duration
-from holdfast.masking import mask_url
+from holdfast.codec.payloads import Placeholder
+from holdfast.codec.secret import Secret
+from holdfast.masking import is_secret_name, mask_url
 
 _BRIEF = 200  # characters
+_DEEPEST = 50
 _URL = re.compile(r"[\w.+-]{1,40}://\S+")  # a scheme without a bound would take quadratic time on a long word
 _MAX_BITS = 10_000  # Python refuses to print much longer numbers in decimal
 _LONGEST_SHOWN = 2_000
@@ -56,9 +61,78 @@ def describe(value: object) -> str:
     return printable(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters)")
 
 
+HIDDEN = Placeholder("***")
+
+
+def without_named(value: Any, name: object = "", depth: int = 0) -> Any:
+    """Return a value with *** for texts and bytes in it whose names say that they are secret, in fields of objects too.
+    A value without such names is returned as it is.
+    """
+    if depth > _DEEPEST:
+        return value
+    if isinstance(value, str | bytes | bytearray):
+        return HIDDEN if value and is_secret_name(name) else value
+    fields = _named_parts(value)
+    if fields is None:
+        return value
+    below = {key: without_named(part, name if is_secret_name(name) else key, depth + 1) for key, part in fields.items()}
+    changed = {key: part for key, part in below.items() if part is not fields[key]}
+    return _with_parts(value, below, changed) if changed else value
+
+
+def _named_parts(value: Any) -> Mapping[Any, Any] | None:
+    """Return the parts of a container or object by key or name; None of any other value."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__ if hasattr(value, name)}
+    own = getattr(value, "__dict__", None)
+    if (
+        own
+        and not isinstance(value, type)
+        and (dataclasses.is_dataclass(value) or hasattr(type(value), "model_fields"))
+    ):
+        return dict(own)
+    return None
+
+
+def _with_parts(value: Any, below: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return dict(below)
+    if isinstance(value, tuple) and (replaced := getattr(value, "_replace", None)) is not None:
+        return replaced(**changed)
+    if isinstance(value, list | tuple):
+        return type(value)(below.values())
+    try:
+        hidden = copy.copy(value)
+        for name, part in changed.items():
+            if isinstance(value, msgspec.Struct):
+                msgspec.structs.force_setattr(hidden, name, part)
+            else:
+                hidden.__dict__[name] = part
+    except Exception:
+        return Placeholder(f"<a {type(value).__name__} with secrets>")
+    return hidden
+
+
+def call_without_named(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call, as they may be shown; `names` are those of its parameters."""
+    named = [*names, *[""] * (len(args) - len(names))]
+    shown = [without_named(value, name) for value, name in zip(args, named, strict=False)]
+    return shown, {name: without_named(value, name) for name, value in kwargs.items()}
+
+
 def plain(value: Any) -> Any:
     """Return the value in the types of JSON; other types become text."""
     match value:
+        case Secret():
+            return str(value)
         case None | bool() | str():
             return value
         case int():

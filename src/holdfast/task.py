@@ -40,7 +40,7 @@ from holdfast.model.records import (
 from holdfast.runtime.app_runtime import AppRuntime, completed, refuse_on_loop, running_body
 from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.fitting import Fitting
+from holdfast.runtime.fitting import Fitting, secret_parameters, with_secrets
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
 from holdfast.workflows.api import submitted_in_body
@@ -242,6 +242,10 @@ class Submittable(Generic[P, R]):
         """Return a call like `s`, which takes nothing of what it follows."""
         return TaskCall(self, args, kwargs, takes=False)
 
+    @functools.cached_property
+    def _secrets(self) -> frozenset[str]:
+        return secret_parameters(self.definition.function, self.definition.signature)
+
     @property
     def runtime(self) -> AppRuntime:
         return self._runtime
@@ -261,9 +265,12 @@ class Submittable(Generic[P, R]):
                     f"{word} has to be known at submit: use another argument, or submit it in a task"
                 )
         record = self._record(engine, whole, kwargs, [], {})
+        if secrets := self._secrets:
+            whole, kwargs = with_secrets(secrets, task.signature, whole, kwargs)
+            args = whole[takes:]
         packed = self._runtime.codec.pack_call(args, kwargs, self._names[takes:], engine.limits)
         self._refuse_payloads(engine, packed.payloads, "a call that follows others keeps")
-        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None, trace=None)
         like = msgspec.structs.replace(record, arguments=packed.data, terms=terms)
         call = call_like(like, self._time.expires)
         return NextCall(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
@@ -312,7 +319,7 @@ class Submittable(Generic[P, R]):
         """
         self._refuse_options("a schedule submits its call again and again, so it has")
         record, payloads = self.prepared(engine, args, kwargs)
-        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None, trace=None)
         dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
         return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires, payloads
 
@@ -328,6 +335,20 @@ class Submittable(Generic[P, R]):
     ) -> list[Invocation[R]]:
         runtime, session = self._runtime, self._options.session
         engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
+        if engine.tracer is None:
+            return await self._stored(engine, calls, is_blocking, follow, common)
+        with engine.tracer.submitting(self.name, self._options.queue or self.definition.queue):
+            return await self._stored(engine, calls, is_blocking, follow, common)
+
+    async def _stored(
+        self,
+        engine: Engine,
+        calls: Iterable[CallArguments],
+        is_blocking: bool,
+        follow: Callable[[Engine], Follow] | None,
+        common: Mapping[str, object] | None,
+    ) -> list[Invocation[R]]:
+        runtime, session = self._runtime, self._options.session
         records, payloads = self._records(engine, calls, common)
         if follow is not None:
             terms = msgspec.structs.replace(records[0].terms, follow=follow(engine))
@@ -443,6 +464,8 @@ class Submittable(Generic[P, R]):
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
+        if secrets := self._secrets:
+            args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
@@ -479,7 +502,7 @@ class Submittable(Generic[P, R]):
         if options.attributes:
             terms = msgspec.structs.replace(record.terms, attributes=options.attributes)
             record = msgspec.structs.replace(record, attributes=options.attributes, terms=terms)
-        return record
+        return record if engine.tracer is None else engine.tracer.passed(record)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool = False) -> None:
         """Raise unless a call may have these arguments. With `takes`, the first one is not known yet."""
@@ -488,6 +511,8 @@ class Submittable(Generic[P, R]):
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
             raise self._with_hint(error, kwargs) from None
+        if secrets := self._secrets:
+            args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         if self._fitting is not None:
             self._fitting.check(args, kwargs, takes=takes)
         if task.check is not None and not takes:

@@ -20,10 +20,8 @@ def set_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def enrol(app: App, *ids: str, **facts: Any) -> None:
     for number, id in enumerate(ids):
-        given: dict[str, Any] = {"started_at": NOW - 3600 + number, "heartbeat_at": NOW - 1} | facts
-        runner = RunnerRecord(
-            id=id, app=app.name, host="h", pid=1, version="9.9", concurrency=4, tasks=("shop:add",), **given
-        )
+        given: dict[str, Any] = {"started_at": NOW - 3600 + number, "heartbeat_at": NOW - 1, "version": "9.9"} | facts
+        runner = RunnerRecord(id=id, app=app.name, host="h", pid=1, concurrency=4, tasks=("shop:add",), **given)
         with_store(app, methodcaller("enrol", runner))
 
 

@@ -27,7 +27,9 @@ SHARED = {"--help", "--json", "--app", "--url", "--name", "--version"}
 # Options whose default is a value. All others say nothing by default: None, or off for a flag.
 VALUES: dict[str, dict[str, Any]] = {
     "run": {"--workers": 1, "--health-host": "127.0.0.1", "--log-format": "text", "--log-level": "info"},
+    "dev": {"--workers": 1, "--log-format": "text", "--log-level": "info"},
     "worker": {"--log-format": "text", "--log-level": "info"},
+    "dev-pages": {"--log-format": "text", "--log-level": "info"},
     "cancel": {"--reason": ""},
     "ps": {"--limit": 50},
     "archive": {"--limit": 50},
@@ -78,6 +80,7 @@ def test_every_default_on_the_command_line_is_the_one_that_is_written_down() -> 
 # What a number may be, where its option says so.
 RANGES: dict[str, dict[str, tuple[int | None, int | None]]] = {
     "run": {"--workers": (0, 1000), "--max-tasks-per-worker": (1, None), "--health-port": (0, 65535)},
+    "dev": {"--workers": (0, 1000), "--port": (0, 65535)},
     "ps": {"--limit": (1, None)},
     "archive": {"--limit": (1, 10000)},
     "services": {"--limit": (1, None)},

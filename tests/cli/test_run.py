@@ -337,7 +337,7 @@ def test_a_hangup_asks_to_drain_and_never_hurries(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_store_that_comes_and_goes_is_no_reason_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.run._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("holdfast.cli.run.LOOK_SECONDS", 0.001)
     enough = threading.Event()
 
     class Running:

@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "triggers": ([], 0),
     "services": ([], 0),
     "stats": ([], 0),
+    "top": ([], 0),
+    "doctor": ([], 1),  # a call waits, and no runner is alive
     "audit": ([], 0),
     "config": ([], 0),
     "runners": ([], 0),
@@ -74,6 +76,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "streams": (["ID"], 0),
     "store prepare": ([], 0),
     "store check": ([], 0),
+    "store keys": ([], 0),
     "store backup": (["copy.db"], 0),
     "store roles": ([], 2),
     "access token": ([], 0),

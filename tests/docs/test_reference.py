@@ -19,6 +19,7 @@ import holdfast
 from holdfast import crashpoints, errors
 from holdfast.cli import program as cli
 from holdfast.declaring import CallOptions, TaskOptions
+from holdfast.metrics.rules import METRICS
 from holdfast.model.eligibility import Reason
 from holdfast.model.status import Status
 from holdfast.settings import PREFIX, SPECS
@@ -47,6 +48,19 @@ def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> Non
     assert set(figures) <= set(measured)
 
 
+def test_the_page_on_dashboards_has_every_metric() -> None:
+    wanted = [
+        [f"`{each.name}`", each.kind, ", ".join(f"`{name}`" for name in each.labels), each.says] for each in METRICS
+    ]
+    assert rows("operations/dashboards.md", "## Every metric") == wanted
+
+
+def test_the_page_on_dashboards_has_every_alert() -> None:
+    rules = (ROOT / "integrations" / "monitoring" / "holdfast.rules.yml").read_text()
+    named = [row[0].strip("`") for row in rows("operations/dashboards.md", "## Prometheus")]
+    assert named == re.findall(r"- alert: (\w+)", rules)
+
+
 def test_the_readme_names_the_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
     assert set(re.findall(r"holdfast\[(\w+)\]", (ROOT / "README.md").read_text())) == extras
@@ -64,6 +78,7 @@ def words_of_the_code() -> set[str]:
 
 # Pages that also name options of other systems.
 OF_OTHERS = (
+    "coming-from-dramatiq.md",
     *("coming-from-celery.md", "coming-from-huey.md", "coming-from-pynenc.md", "coming-from-temporal.md"),
     *("coming-from-workflow-worlds-mongodb.md", "workflow-devkit.md", "django.md", "docker.md"),
 )

@@ -22,6 +22,8 @@ WORLD = "World"
 PARENTS = "waiting parents"
 STATS = "statistics"
 AROUND = "around a call"
+RATES = "rates"
+GROUPS = "groups and chains"
 
 
 class Bug(NamedTuple):
@@ -48,6 +50,16 @@ ACCESS = ("web/test_access.py",)
 WORLDS = ("world/test_interleavings.py", "world/test_storage.py", "world/test_guards.py", "world/test_crashes.py")
 WORLD_LISTS = ("world/test_listing.py",)
 WAITS = ("runtime/test_waits.py",)
+PACED = ("runtime/test_rates.py",)
+PARTIES = (
+    "support/test_simulated_groups.py::test_seeds_hold",
+    "support/test_simulated_groups.py::test_callbacks_come_at_once_if_nothing_is_in_the_way",
+    "scenarios/test_groups.py",
+)
+RATED = (
+    "support/test_simulated_rates.py::test_seeds_hold",
+    "support/test_simulated_rates.py::test_rates_on_dying_runners_hold",
+)
 FOLDING = ("stats/test_folding.py",)
 COUNTING = ("stats/test_counters.py",)
 HERE = ("around/test_here.py",)
@@ -1360,6 +1372,125 @@ BUGS = (
         "waiting is not None and self.status in OWNED",
         ("model/test_waits.py",),
         "why names what it does not wait for, and a circle may be seen where there is none",
+    ),
+    Bug(
+        "a slot is given back twice",
+        PARENTS,
+        "runtime/waits.py",
+        "if call.is_pausing and is_paused and not (call.gave or call.leaving or call.is_gone or call.is_forced):",
+        "if call.is_pausing and is_paused and not (call.leaving or call.is_gone or call.is_forced):",
+        WAITS,
+        "with each look, a waiting call gives another slot, and a worker runs more code than it has",
+    ),
+    Bug(
+        "a slot of a limit is given twice",
+        PARENTS,
+        "model/limits.py",
+        "            held.of(key)[slot] = Holder(candidate.id, owner)\n",
+        "            pass\n",
+        ("store/test_conformance.py", "scenarios/test_limits.py"),
+        "two calls of a claim get the same slot",
+    ),
+    # --- rates
+    Bug(
+        "a takeover takes no start",
+        RATES,
+        "model/rates.py",
+        "if record.terms.rate_key is None or (record.run is not None and record.epoch > 0):",
+        "if record.terms.rate_key is None or record.epoch > 0:",
+        RATED,
+        "a rate is exceeded when the work of a dead runner is taken over, and by retries",
+    ),
+    Bug(
+        "a start is given twice",
+        RATES,
+        "model/rates.py",
+        "full_at=min(max(self.full_at, at) + self.interval, LATEST),",
+        "full_at=min(max(self.full_at + self.interval, at), LATEST),",
+        PACED,
+        "each pause lets one call more start than the burst allows",
+    ),
+    Bug(
+        "a smaller burst forgets starts",
+        RATES,
+        "model/rates.py",
+        "            missing += max(0, rate.burst - self.burst)\n",
+        "            missing += 0\n",
+        ("model/test_rates.py",),
+        "while old and new code take turns at a bucket, each turn fills it",
+    ),
+    Bug(
+        "new calls take the starts of those that wait",
+        RATES,
+        "model/rates.py",
+        "if not is_expected and (self.waiting or at + _ROUNDING < (ahead or at)):",
+        "if not is_expected and at + _ROUNDING < (ahead or at) and not self.waiting:",
+        PACED,
+        "a waiter never goes on beside steady traffic",
+    ),
+    Bug(
+        "a bucket that moves hides a forgotten waiter",
+        RATES,
+        "runtime/limits.py",
+        "elif bucket is not None and bucket.waiting and now < bucket.stalled_at():",
+        "elif bucket is not None and now < bucket.stalled_at():",
+        PACED,
+        "a waiter that its bucket does not know waits for ever beside steady traffic",
+    ),
+    Bug(
+        "a changed rate is not looked at anew",
+        RATES,
+        "runtime/limits.py",
+        "            self._seen, self._next_looks = self._changed.changes, {}\n",
+        "            self._seen = self._changed.changes\n",
+        PACED,
+        "a call that was put off under 1/h waits for an hour, although the rate is 10/s by now",
+    ),
+    # --- groups and chains
+    Bug(
+        "a callback has an id of its own",
+        GROUPS,
+        "groups/service.py",
+        "            rules.done_id(record.id),\n",
+        "            self._engine.ids.new(),\n",
+        PARTIES,
+        "a chord fires twice: every process that sees the end of a group calls back",
+    ),
+    Bug(
+        "a group is done when a failure is told",
+        GROUPS,
+        "groups/service.py",
+        "            if reached == record.size:\n",
+        "            if reached == record.size or record.failed:\n",
+        PARTIES,
+        "a chord fires before its last member has ended",
+    ),
+    Bug(
+        "the submit of a group does not check it",
+        GROUPS,
+        "groups/calls.py",
+        "        await self._groups.check(record.id)\n        return record\n",
+        "        return record\n",
+        PARTIES,
+        "a chord never fires, or late: all members had ended before the group was whole",
+    ),
+    Bug(
+        "ends of groups are told in memory alone",
+        GROUPS,
+        "groups/service.py",
+        "return found is None or found.status in FINAL\n",
+        "return False\n",
+        PARTIES,
+        "a chord fires late: the member that was awaited has ended in another process",
+    ),
+    Bug(
+        "a link of a chain has an id of its own",
+        GROUPS,
+        "groups/calling.py",
+        "            rules.link_id(first, place),\n            arguments,\n",
+        "            self._engine.ids.new(),\n            arguments,\n",
+        PARTIES,
+        "a link runs twice when its outbox is swept, and nobody finds it",
     ),
     # --- statistics
     Bug(

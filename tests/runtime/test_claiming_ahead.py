@@ -6,9 +6,11 @@ import asyncio
 import time
 
 import pytest
-from tests.runtime.test_worker import Harness, nap, running
+from msgspec.structs import replace
+from tests.runtime.test_worker import Harness, definition, nap, running
 
 from holdfast.model.claims import Claim, Claimed
+from holdfast.model.limits import Limit
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.claim import KEEP_SECONDS, MAX_TIMES, Reserve
 from holdfast.runtime.hints import QUICKEST_SECONDS, Pace
@@ -66,6 +68,14 @@ def test_the_slowest_task_of_late_decides() -> None:
     assert reserve.room(now=61.0) == 10 * MAX_TIMES
 
 
+def test_slots_of_bounded_calls_are_not_reckoned_with() -> None:
+    reserve = Reserve(10)
+    reserve.learn("t", 0.25, now=0.0)
+    assert [reserve.room(0.0, bounded) for bounded in (0, 5, 9, 10)] == [40, 20, 4, 0]
+    assert reserve.begins_at_once(3, 0.0, 0)
+    assert not reserve.begins_at_once(3, 0.0, 9)
+
+
 def test_what_lay_too_long_is_given_back() -> None:
     reserve = Reserve(10)
     reserve.add((record("old"),), now=0.0)
@@ -110,6 +120,26 @@ def test_many_short_calls_take_few_claims_and_each_runs_once() -> None:
     began = time.monotonic()
     run_virtual(main)
     assert time.monotonic() - began < 30
+
+
+def test_slow_calls_under_a_limit_make_no_claim_ahead_smaller() -> None:
+    """A claim ahead takes no such calls, so their length says nothing about what it brings."""
+
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, costly(clock))
+        definitions = [definition(nap), replace(definition(nap), name="slow", limit=Limit(1))]
+        runner = harness.worker_of(definitions)
+        life = await running(runner)
+        await harness.end(await harness.submit("slow", 1.0, limit_key="slow"))
+        for _ in range(10):
+            await harness.submit("slow", 1.0, limit_key="slow")
+        await harness.end(*[await harness.submit("nap", 0.001) for _ in range(1000)])
+        assert len([claim for claim in harness.store.claims if not claim.limited]) < 30  # type: ignore[attr-defined]
+        assert max(claim.limit for claim in harness.store.claims if not claim.limited) > 50  # type: ignore[attr-defined]
+        runner.stop(hurry=True)
+        await life
+
+    run_virtual(main)
 
 
 def test_nothing_is_marked_as_running_ahead_where_a_call_may_run_once() -> None:

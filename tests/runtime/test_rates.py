@@ -15,6 +15,8 @@ from tests.support.windows import excess
 
 from holdfast.model import changes
 from holdfast.model.cancellation import cancel
+from holdfast.model.changes import MoveUp
+from holdfast.model.claims import blocked
 from holdfast.model.limits import Limit
 from holdfast.model.rates import CHANGE, LimitChange, Rate, rate_key, rate_of
 from holdfast.model.records import Cancellation, Entry, Terms
@@ -195,6 +197,26 @@ def test_a_cancelled_call_that_was_next_stops_nobody() -> None:
     virtually(scenario)
 
 
+def test_a_waiter_that_its_bucket_does_not_know_goes_on_beside_steady_traffic() -> None:
+    """On MongoDB a claim may put a call off while another one finds that nobody waits any more."""
+
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        await fleet.started(stage.task(rate_of("5/s", 2)))
+        await asyncio.sleep(3.0)  # for the turn at the services
+        await stage.submit("first")
+        await stage.begun(1)
+        record = await fleet.record(await stage.submit("forgotten", due_at=fleet.clock.now() + 0.05))
+        away = blocked(record, operation="late", at=fleet.clock.now(), why="it waits for a start")
+        await fleet.store.apply([away])
+        for number in range(20):
+            await stage.submit(f"{number}")
+            await asyncio.sleep(0.4)
+        assert stage.order.index("forgotten") <= 2 + SWEEP / 0.4
+
+    virtually(scenario)
+
+
 def changed(fleet: Fleet, version: int, **facts: Any) -> Entry:
     body = msgspec.json.encode(LimitChange(at=fleet.clock.now(), by="test", **facts))
     return Entry(app=APP, kind=CHANGE, name="work", body=body, version=version)
@@ -223,6 +245,24 @@ def test_a_change_at_run_time_reaches_all_runners_and_outlives_them() -> None:
     virtually(scenario)
 
 
+@pytest.mark.parametrize("after", [5.0, 5.5, 6.0, 6.5])
+def test_a_call_that_was_put_off_before_runners_heard_of_a_change_goes_on_by_it(after: float) -> None:
+    """A change lets calls that wait in the queue be looked at, perhaps by a runner that still goes by the old rate."""
+
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        await fleet.started(stage.task(rate_of("1/h", 1)))
+        for number in range(3):
+            await stage.submit(f"{number}")
+        await asyncio.sleep(after)
+        assert await fleet.store.put_entry(changed(fleet, 1, rate="10/s"))
+        (late,) = await fleet.store.find(APP, Filter(statuses=frozenset({Status.REROUTED})), 10)
+        await fleet.store.apply([MoveUp(app=APP, id=late.id, due_at=fleet.clock.now())])
+        await stage.begun(3, within=10.0)
+
+    virtually(scenario)
+
+
 def test_waiters_of_a_task_that_has_no_rate_any_more_go_on() -> None:
     async def scenario(fleet: Fleet) -> None:
         stage = Stage(fleet)
@@ -233,6 +273,19 @@ def test_waiters_of_a_task_that_has_no_rate_any_more_go_on() -> None:
         await member.stop()
         await fleet.started(stage.task(None))
         await stage.begun(49, within=30.0)  # the last one is due in an hour
+
+    virtually(scenario)
+
+
+def test_a_task_without_a_rate_that_has_the_name_of_a_shared_one_changes_nothing() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        paced = replace(stage.task(rate_of("1/s", 1), name="paced"), rate_name="work")
+        await fleet.started(paced, stage.task(None, name="work"))
+        for number in range(100):
+            await stage.submit(f"{number:03}", task="paced")
+        await stage.begun(20)
+        assert max(len(record.history) for record in fleet.store._of(APP)) <= 6, "waiters are let go on and put off"
 
     virtually(scenario)
 

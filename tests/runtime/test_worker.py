@@ -41,7 +41,9 @@ class Harness:
         self.engine = make_engine(self.store, clock, self.rng, poll_interval_seconds=POLL)
 
     def worker(self, *functions: Callable[..., Any], concurrency: int = 10, **options: Any) -> Worker:
-        definitions = [definition(function, **options) for function in functions]
+        return self.worker_of([definition(function, **options) for function in functions], concurrency=concurrency)
+
+    def worker_of(self, definitions: list[TaskDefinition], *, concurrency: int = 10) -> Worker:
         names = frozenset(name for each in definitions for name in each.names)
         return make_worker(
             self.engine,
@@ -53,7 +55,9 @@ class Harness:
             make_executor=lambda kind, deliver: InlineExecutor(deliver),
         )
 
-    async def submit(self, task: str, *args: Any, delay: float = 0.0, priority: int = 0) -> str:
+    async def submit(
+        self, task: str, *args: Any, delay: float = 0.0, priority: int = 0, limit_key: str | None = None
+    ) -> str:
         now = self.clock.now()
         record = InvocationRecord(
             id=self.ids.new(),
@@ -63,6 +67,7 @@ class Harness:
             created_at=now,
             due_at=now + delay,
             priority=priority,
+            limit_key=limit_key,
         )
         await self.engine.submitter.submit([registered(record, operation=self.ids.operation(), at=now)])
         return record.id

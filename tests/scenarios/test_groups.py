@@ -209,6 +209,9 @@ def test_a_timeout_says_what_the_chain_waits_for(app: App) -> None:
         (lambda shop: chain(group([shop.add.s(1)]), shop.total), "cannot begin with a group"),
         (lambda shop: shop.add.s(1).then(group([shop.add.s(1)])), "group cannot follow"),
         (lambda shop: shop.add.s(1).on_error(chain(shop.tell.s(), shop.tell.s())), "takes one call"),
+        (lambda shop: shop.add.s(1).on_error(shop.tell).on_error(shop.add), "given already"),
+        (lambda shop: group([shop.add.s(1)]).on_error(shop.tell).on_error(shop.add), "given already"),
+        (lambda shop: group([group([shop.add.s(1)])]), "no call"),
         (lambda shop: group([shop.add.s(1), shop.add]), "no call"),
         (lambda shop: group([shop.add.s(1).then(shop.add)]), "A chain cannot be a member"),
         (lambda shop: group([shop.add.s(1)], on_failure="stop"), "'continue' or 'cancel'"),
@@ -285,6 +288,22 @@ def test_a_failure_cancels_the_others_if_declared(app: App) -> None:
         told = found.callback.result(PATIENCE)
     assert [each["status"] for each in told] == ["cancelled", "failed", "cancelled"]
     assert "has failed" in (found[0].record().reason)
+
+
+def test_a_failure_that_cancels_waits_for_members_that_run(app: App) -> None:
+    shop = Shop(app)
+    found = group([shop.fail.s(1), shop.hold.s(2)], on_failure="cancel").on_error(shop.tell).submit()
+    callback: Any = found.callback
+    with app.runner(concurrency=3):
+        deadline = time.monotonic() + PATIENCE
+        while found[1].status != "cancelling":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises((ResultTimeout, InvocationNotFound)):
+            callback.result(0.3)
+        shop.gate.set()
+        assert [each["status"] for each in callback.result(PATIENCE)] == ["failed"]  # what runs may still succeed
+    assert found[1].status == "success"
 
 
 def test_cancelling_a_group_is_a_failure_to_its_callback(here: App) -> None:

@@ -413,3 +413,23 @@ def test_a_lowered_limit_lets_those_who_run_go_on_and_counts_them(url: str, room
 
 def _times_it_waited(call: Invocation[Any]) -> int:
     return [entry.status for entry in call.history()].count(Status.CONCURRENCY_CONTROLLED)
+
+
+# --- rates that are changed
+
+
+def test_a_change_by_a_program_without_the_code_lets_the_next_call_be_looked_at(url: str) -> None:
+    with App(url, name="shop", poll_interval_seconds=0.2) as app:
+
+        @app.task(name="work", rate="1/h")
+        def work(number: int) -> int:
+            return number
+
+        with app.runner():
+            first, second = work.map([1, 2])
+            first.result(timeout=PATIENCE)
+            until(lambda: second.status is Status.REROUTED)
+        assert second.record().due_at > time.time() + 3000
+        with App(url, name="shop") as bare:
+            bare.limits.set("work", rate="100/s")
+        assert second.record().due_at < time.time() + 5

@@ -82,7 +82,7 @@ def test_saying_much_costs_little(app: App, executor: Any) -> None:
     with app.runner():
         call = task.submit(20_000)
         call.result(timeout=WAIT)
-    progress = call.progress()
+        progress = call.progress()
     assert progress is not None
     assert (progress.current, progress.total) == (19_999, 20_000)
 
@@ -151,6 +151,8 @@ def test_lines_are_few_and_short_and_without_secrets(app: App) -> None:
         ({"current": True}, UsageError),
         ({"current": float("nan")}, UsageError),
         ({"current": 2**60}, UsageError),
+        ({"current": 10**400}, UsageError),
+        ({"current": -float("inf")}, UsageError),
         ({"current": 1, "total": -1}, UsageError),
         ({"current": 1, "total": float("inf")}, UsageError),
         ({"current": 1, "message": 7}, UsageError),
@@ -167,8 +169,7 @@ def test_progress_is_a_number(given: dict[str, Any], error: type[Exception]) -> 
         task.submit().result(timeout=WAIT)
 
 
-def test_odd_notes_are_kept_or_refused(tmp_path: Path) -> None:
-    app = App(f"sqlite:///{tmp_path}/shop.db")
+def test_odd_notes_are_kept_or_refused(app: App) -> None:
     refused: list[str] = []
 
     def odd() -> list[Any]:
@@ -182,18 +183,24 @@ def test_odd_notes_are_kept_or_refused(tmp_path: Path) -> None:
         for attributes in ({"a=b": "c"}, {"a": 7}, {"a": ""}, {"a": "x" * 300}, {str(n): "x" for n in range(70)}):
             with pytest.raises(UsageError):
                 here.set(**attributes)
-        with pytest.raises(NotEncodable):
-            here.set(a="\ud800")
-        here.set(a="\0", b="x=y")
+        for unknown in ({"a": "\ud800"}, {"a": "\0"}, {"\0": "a"}):
+            with pytest.raises(NotEncodable):
+                here.set(**unknown)
+        here.set(b="x=y", **{"self": "me", "$where": "1", "a.b": "line\nline", "ü": "é"})
         here.checkpoint(None)
-        return [here.last_checkpoint, here.attributes]
+        return [here.last_checkpoint, dict(here.attributes)]
 
     task = app.task(name="odd")(odd)
     with app, app.runner():
         call = task.submit()
-        assert call.result(timeout=WAIT) == [None, {"a": "\0", "b": "x=y"}]
-        assert [found.id for found in app.invocations(attributes={"b": "x=y"})] == [call.id]
-    progress = call.progress()
+        kept = {"b": "x=y", "self": "me", "$where": "1", "a.b": "line\nline", "ü": "é"}
+        assert call.result(timeout=WAIT) == [None, kept]
+        for name, value in kept.items():
+            assert [found.id for found in app.invocations(attributes={name: value})] == [call.id]
+        for wrong in ("b", {"b": 7}):
+            with pytest.raises(UsageError, match="attributes="):
+                app.invocations(attributes=wrong)  # type: ignore[arg-type]
+        progress = call.progress()
     assert progress is not None
     assert (progress.current, progress.fraction) == (1.5, None)
     assert len(progress.message) <= 210

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.simulation import dying_parties, parties_of, simulate
+from tests.support.simulation import Weather, dying_parties, parties_of, simulate
 from tests.support.test_simulation import caught
 
 from holdfast.groups import rules, service
@@ -29,6 +29,18 @@ def test_parties_on_dying_runners_hold() -> None:
     for seed in range(4):
         run = simulate(dying_parties(seed))
         assert not run.violations, str(run)
+
+
+def test_callbacks_come_at_once_if_nothing_is_in_the_way() -> None:
+    """The duty would find a done group after 10 s: the ends of members, and the submit, are to tell it at once."""
+    for seed in range(8):
+        slow = Weather(slow=0.2, slow_seconds=0.3)  # members may have ended before their group is whole
+        fair = replace(parties_of(seed), strikes=(), weather=slow, skew=0.0, own_clocks=0.0)
+        dump = simulate(fair).evidence.dump
+        called = {record.id: record.created_at for record in dump.records}
+        for group in dump.groups:
+            ended = [record.changed_at for record in dump.records if record.terms.group == group.id]
+            assert called[rules.done_id(group.id)] <= max(group.created_at, *ended) + 4.0, f"seed {seed}"
 
 
 def test_the_seeds_meet_what_may_happen_to_a_group() -> None:

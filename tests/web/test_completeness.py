@@ -84,6 +84,11 @@ ROUTES: dict[str, tuple[str, ...]] = {
 NOT_THERE = {
     "run": "it goes on until it is stopped",
     "worker": "a runner starts it",
+    "dev": "it goes on until it is stopped",
+    "dev-pages": "`dev` starts it",
+    "top": "it is the pages, for a terminal",
+    "doctor": "TODO",
+    "store keys": "TODO",
     "monitor": "it serves the API itself",
     "world serve": "it goes on until it is stopped",
     "world import": "it reads another database from the place of the command",

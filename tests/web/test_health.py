@@ -48,9 +48,14 @@ CASES: list[tuple[HealthFacts, str, str]] = [
     (facts(SILENT), BAD, "No runner is alive, 1 runner silent for 3m."),
     (facts(runner(), SILENT, runner("t", heartbeat_at=NOW - 60)), BAD, "2 runners silent for 3m."),
     (facts(runner(), runner("d", draining=True)), GOOD, "All well: 1 runner draining."),
-    (facts(runner(draining=True)), GOOD, "All well: all runners are draining."),
+    (facts(runner(draining=True)), WARN, "All runners are draining."),
     (
         facts(runner(draining=True), queues=[queue(waiting=2)]),
+        BAD,
+        "All runners are draining, and 2 calls wait.",
+    ),
+    (
+        facts(runner(draining=True), queues=[queue(blocked=2)]),
         BAD,
         "All runners are draining, and 2 calls wait.",
     ),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import shlex
+from html import unescape
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.docs.test_reference import command_line
 from tests.web.shop import HOSTILE, Approval, WebShop, eventually
 
 from holdfast import App
@@ -183,6 +186,19 @@ def test_pages_read_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch)
             assert sum(read) <= most, path
         assert "The search stopped here" in client.get("/invocations?q=error:nothing").text
     app.close()
+
+
+def test_the_commands_that_actions_show_exist(shop: WebShop, page: Any) -> None:
+    texts = [page(f"/invocations/{each.id}") for each in (shop.sum, shop.later, shop.run, shop.sleeping)]
+    twins = {unescape(twin) for text in texts for twin in re.findall(r'data-twin="([^"]+)"', text)}
+    assert len(twins) > 6
+    for twin in twins:
+        words, command = shlex.split(twin)[1:], command_line()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not hasattr(command, "commands") or command.callback is not None, twin
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, twin
 
 
 # --- parts

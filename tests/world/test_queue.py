@@ -20,13 +20,14 @@ from holdfast.fleet.services import Feature
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.schedules.declared import CoreSchedules
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
 from holdfast.world.deliveries import runner_of_messages
 from holdfast.world.delivery import Addresses
 from holdfast.world.errors import WorldError
-from holdfast.world.queue import MAX_DELIVERIES, Messages, as_message
+from holdfast.world.queue import Messages, as_message
 
 BASE = "http://127.0.0.1:3000"
 FLOW, STEP = "__wkf_workflow_checkout", "__wkf_step_charge"
@@ -365,16 +366,35 @@ def test_what_is_no_request_is_refused(wrong: dict[str, Any]) -> None:
     virtually(scenario)
 
 
-def test_only_this_machine_and_allowed_hosts_are_delivered_to() -> None:
+LOOPBACK = ("http://127.0.0.1:1", "http://[::1]:2", "http://localhost:3")
+FOREIGN = (
+    *("http://169.254.169.254", "http://app.example.evil", "http://10.0.0.1", "http://[fd00::1]", "http://0.0.0.0"),
+    *("http://[::ffff:10.0.0.1]", "http://2130706433.example", "http://metadata.google.internal", "http://192.168.0.1"),
+)
+
+
+def test_only_allowed_hosts_are_delivered_to_and_this_machine_is_one_of_them_or_not() -> None:
     async def scenario(post: Post) -> None:
         addresses = post.engine.part(Addresses)
-        for url in ("http://127.0.0.1:1", "http://[::1]:2", "http://localhost:3", "http://app.example", "http://b:1"):
+        for url in ("http://app.example", "http://b:1"):
             await addresses.register(url)
-        for url in ("http://169.254.169.254", "http://app.example.evil", "http://10.0.0.1"):
+        for url in (*FOREIGN, *LOOPBACK):
             with pytest.raises(WorldError, match="may not go to"):
                 await addresses.register(url)
 
     virtually(scenario, world_hosts="app.example, b")
+
+
+def test_without_a_list_of_hosts_only_this_machine_is_delivered_to() -> None:
+    async def scenario(post: Post) -> None:
+        addresses = post.engine.part(Addresses)
+        for url in LOOPBACK:
+            await addresses.register(url)
+        for url in (*FOREIGN, "http://app.example"):
+            with pytest.raises(WorldError, match="may not go to"):
+                await addresses.register(url)
+
+    virtually(scenario)
 
 
 # --- again

@@ -106,6 +106,7 @@ async def _pages(
 ) -> AsyncIterator[list[InvocationRecord]]:
     """Yield the named invocations, or all matches page by page: what had ended when it began."""
     if named := await get_all(engine.store, engine.app, ids):
+        engine.telemetry.emit(events.RecordsWalked(len(named)))
         yield named
     if wanted is None:
         return
@@ -113,6 +114,7 @@ async def _pages(
     wanted = msgspec.structs.replace(wanted, until=now if wanted.until is None else min(now, wanted.until))
     while True:
         records, before = await search(engine, wanted, _PAGE, before)
+        engine.telemetry.emit(events.RecordsWalked(len(records)))
         if records:
             yield records
         if before is None:

@@ -19,8 +19,10 @@ from holdfast.archive.api import ArchiveFilter
 from holdfast.cli import reach
 from holdfast.cli.arguments import call_given
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
+from holdfast.cli.completion import ids as ids_offered
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.progress import walking
 from holdfast.cli.searched import Search, act_on_all, wanted_by
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
@@ -32,7 +34,10 @@ from holdfast.web.reading.archive import ArchiveReading
 _SHOWN = 20
 _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
 
-Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.")]
+Ids = Annotated[
+    list[str] | None,
+    Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.", autocompletion=ids_offered),
+]
 
 
 @dataclasses.dataclass
@@ -129,13 +134,15 @@ def rerun(
     if options.arguments is not None:
         return _rerun_edited(out, app, named, options, due)
     if not named:
-        plan = app.rerun(dry_run=True, request=request, **where)
+        with walking(out, app, "looking"):
+            plan = app.rerun(dry_run=True, request=request, **where)
         if not _confirmed(out, app, where, len(plan.originals), "run again", yes):
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
     out.agreed()
-    done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
+    with walking(out, app, "running again", len(named) or len(plan.originals)):
+        done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
     reruns = [{"id": new.id, "rerun_of": old} for old, new in pairs]
@@ -151,6 +158,7 @@ def rerun(
 def _rerun_edited(out: Output, app: App, named: list[str], options: RerunFlags, due: dt.datetime | None) -> None:
     if len(named) != 1 or options.arguments is None:
         raise UsageError("--arguments are those of one invocation: give its id")
+    out.agreed()
     record = app.invocation(named[0]).record()
     fresh = app.invocation(record.id).rerun(
         at=due,
@@ -182,11 +190,13 @@ def purge(
     if search is not None:
         _refuse_more(named, where)
         return act_on_all(out, app, "purge", wanted_by(app, search, force=force), yes=yes)
-    plan = app.purge(named, dry_run=True, force=force, **where)
+    with walking(out, app, "looking"):
+        plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
     if sure:
         out.agreed()
-    done = app.purge(named, force=force, **where) if sure else plan
+    with walking(out, app, "removing", len(plan.originals)):
+        done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
     out.document(matched | {"removed": done.removed, "kept": dict(done.kept)})
     for id, why in done.kept[:_SHOWN]:
@@ -214,11 +224,13 @@ def retain(
     are kept as their task declares.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
-    plan = app.archive.retain(retention, named, dry_run=True, **where)
+    with walking(out, app, "looking"):
+        plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
     if sure:
         out.agreed()
-    done = app.archive.retain(retention, named, **where) if sure else plan
+    with walking(out, app, "keeping", len(plan.originals)):
+        done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
     out.document(facts | {"ids": done.originals})
     if plan.over:

@@ -117,10 +117,10 @@ class _Act:
 
     def _filter(self) -> list[str]:
         """Return the options by which a command that names nothing finds what it changes."""
-        group = self._given.get("filter")
+        group, search = self._given.get("filter"), self._given.get("search")
+        options = [f"--search={search}"] if search else []
         if group is None or not dataclasses.is_dataclass(group):
-            return []
-        options = []
+            return options
         for each in dataclasses.fields(group):
             value = getattr(group, each.name)
             for one in value if isinstance(value, list | tuple) else [value]:

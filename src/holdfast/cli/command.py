@@ -19,9 +19,10 @@ from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.models import ParameterInfo
 
 from holdfast.app import App
-from holdfast.cli import reach
+from holdfast.cli import completion, reach
 from holdfast.cli.audited import WantedAction, audited
 from holdfast.cli.discovery import NOT_YET, app_for_tasks, app_to_look_at, shared
 from holdfast.cli.output import Output
@@ -36,7 +37,10 @@ AppOption = Annotated[
 ]
 UrlOption = Annotated[str | None, Option("--url", help="The store, if no code is to be imported; else HOLDFAST_URL.")]
 NameOption = Annotated[str | None, Option("--name", help="The app's name in that store.")]
-InvocationId = Annotated[str, Argument(metavar="ID", help="The invocation, or the beginning or end of its id.")]
+InvocationId = Annotated[
+    str,
+    Argument(metavar="ID", help="The invocation, or the beginning or end of its id.", autocompletion=completion.ids),
+]
 Before = Annotated[str | None, Option(metavar="ID", help="Only older ones: the last id of a page.")]
 Reason = Annotated[str | None, Option("--reason", help="The reason; kept in the audit record.")]
 Yes = Annotated[bool, Option("--yes", help="Do it, without asking.")]
@@ -111,6 +115,8 @@ def command(
         if action and not takes_reason:
             parameters.append(_parameter("reason", Reason, None))
         parameters += [_parameter(name, *_OPTIONS[name]) for name in common]
+        for each in parameters:
+            _complete(each.name, each.annotation)
         ordered = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         obey.action = action  # type: ignore[attr-defined]
         obey.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -118,6 +124,13 @@ def command(
         return obey
 
     return decorate
+
+
+def _complete(name: str, annotation: Any) -> None:
+    """Have the shell offer values for a parameter, if its name says which."""
+    for info in typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ():
+        if isinstance(info, ParameterInfo) and info.autocompletion is None:
+            info.autocompletion = completion.BY_NAME.get(name)
 
 
 def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:

@@ -14,6 +14,7 @@ from holdfast.app import App
 from holdfast.cli import live, reach, timeline
 from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, Yes, command, page_given
+from holdfast.cli.completion import ids as ids_offered
 from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
@@ -327,7 +328,7 @@ def _detail(record: InvocationRecord, now: float) -> str:
 def describe_call(app: App, task: str, arguments: bytes) -> tuple[str, dict[str, Any]]:
     """Return the call as Python would write it, and as data."""
     try:
-        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True)
+        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True, task=task)
     except NotDecodable as error:
         return f"its {counted(len(arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
@@ -396,7 +397,8 @@ def cancel(
     out: Output,
     app: App,
     ids: Annotated[
-        list[str] | None, Argument(metavar="ID", help="Invocations; the beginning of an id will do.")
+        list[str] | None,
+        Argument(metavar="ID", help="Invocations; the beginning of an id will do.", autocompletion=ids_offered),
     ] = None,
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,
@@ -406,9 +408,10 @@ def cancel(
     search: Search = None,
     yes: Yes = False,
 ) -> None:
-    """End invocations that wait or run: by id, or all that a search means.
+    """End invocations that wait or run.
 
-    Waiting ones end at once, running ones after they have cleaned up. Safe to repeat.
+    By id, or all that a search means. Waiting ones end at once, running ones after they have cleaned up. Safe to
+    repeat.
     """
     if bool(ids) is (search is not None):
         raise UsageError("say which ones: by ids, or by --search 'task:charge status:registered'")
@@ -416,6 +419,7 @@ def cancel(
         if children is not None:
             raise UsageError("--children is for ids; with --search, children end as they declare")
         return act_on_all(out, app, "cancel", wanted_by(app, search, by=by or "", reason=reason), yes=yes)
+    out.agreed()
     ids = ids or []
     named = [find_id(app, id) for id in ids]
     ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in named}

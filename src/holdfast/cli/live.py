@@ -1,13 +1,16 @@
-"""Invocations as they change: ``ps --watch`` and ``show --follow``."""
+"""Invocations as they change: ``ps --watch``, ``top`` and ``show --follow``."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from holdfast.app import App
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, terminal_height
 from holdfast.ids import InvocationId
 from holdfast.model.notes import NO_NOTES, LogLine
 from holdfast.model.records import InvocationRecord
@@ -16,20 +19,60 @@ from holdfast.showing import length, moment
 from holdfast.web.documents import invocation_document, line_document
 
 WATCH_SECONDS, FOLLOW_SECONDS = 2.0, 0.5
-_CLEAR = "\x1b[H\x1b[2J"
+_SHARE = 20  # of the time that a draw takes, to wait after it
+_TO_THE_END, _BELOW = "\x1b[K", "\x1b[J"  # what is to be erased
 pause: Callable[[float], None] = time.sleep
 
 
 def repeated(out: Output, draw: Callable[[], None], *, watch: bool) -> None:
-    """Draw once, or again and again until Ctrl-C: on a terminal at the same place."""
+    """Draw once, or again and again until Ctrl-C: on a terminal at the same place, without a flicker.
+
+    A draw that takes long is followed by a longer pause: to watch a store must not be its load.
+    """
+    screen = Screen() if watch and out.is_terminal and not out.json else None
     while True:
-        if watch and out.is_terminal and not out.json:
-            print(_CLEAR, end="")
-        draw()
+        began = time.monotonic()
+        if screen is None:
+            draw()
+        else:
+            screen.draw(draw)
         if not watch:
             return
         sys.stdout.flush()
-        pause(WATCH_SECONDS)
+        pause(max(WATCH_SECONDS, (time.monotonic() - began) * _SHARE))
+
+
+class _Frame(io.StringIO):
+    """Gathers what is printed, and is a terminal as the one behind it is."""
+
+    def __init__(self, behind: TextIO) -> None:
+        super().__init__()
+        self._behind = behind
+
+    def fileno(self) -> int:
+        return self._behind.fileno()
+
+    def isatty(self) -> bool:
+        return self._behind.isatty()
+
+
+class Screen:
+    """A terminal on which each frame is written over the one before, in one write."""
+
+    def __init__(self) -> None:
+        self._begin = "\x1b[H\x1b[2J"
+
+    def draw(self, draw: Callable[[], None]) -> None:
+        terminal = sys.stdout
+        frame = _Frame(terminal)
+        with contextlib.redirect_stdout(frame):
+            draw()
+        lines, room = frame.getvalue().splitlines(), terminal_height() - 1
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
+        terminal.write(f"{self._begin}{''.join(f'{line}{_TO_THE_END}{chr(10)}' for line in lines)}{_BELOW}")
+        terminal.flush()
+        self._begin = "\x1b[H"
 
 
 def follow(out: Output, app: App, id: InvocationId) -> None:

@@ -1,4 +1,4 @@
-"""``holdfast monitor``: the HTTP API and webhooks of an app, until it is asked to stop."""
+"""``holdfast monitor``: the pages, the HTTP API and webhooks of an app, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def monitor(
     port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = 8080,
     lines: LogOptions,
 ) -> None:
-    """Serve the HTTP API and webhooks, until SIGINT or SIGTERM.
+    """Serve the pages, the HTTP API and webhooks.
 
-    The API is under /api/v1, webhooks are under /hooks. There are no pages yet. On a loopback address the API answers
-    programs of this machine; elsewhere, or once there is a token, each request needs one: see holdfast access.
+    It goes on until SIGINT or SIGTERM. The API is under /api/v1, webhooks are under /hooks. With --url, what needs
+    code is not offered. On a loopback address it answers programs of this machine; elsewhere, or once there is a
+    token, each request needs one: see holdfast access.
     """
     try:
         from holdfast.web.serving import refuse_open_address, serve
@@ -47,4 +48,5 @@ def monitor(
 
 def _tell(out: Output, address: str) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
+    out.line(f"open {address} (Ctrl-C stops it)")
     out.line(f"the HTTP API is at {address}/api/v1")

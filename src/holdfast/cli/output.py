@@ -223,6 +223,15 @@ def terminal_width() -> int:
     return max(wide, 40) if wide > 0 else 80
 
 
+def terminal_height() -> int:
+    """Return the height of the terminal; 24 if it is unknown."""
+    try:
+        high = int(os.environ.get("LINES") or os.get_terminal_size(sys.stdout.fileno()).lines)
+    except (OSError, ValueError):
+        return 24
+    return max(high, 5) if high > 0 else 24
+
+
 def _cells(text: str) -> int:
     """Return how many columns of a terminal the text takes."""
     return len(text) if text.isascii() else sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

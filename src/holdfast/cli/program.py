@@ -19,7 +19,10 @@ from holdfast.cli import (
     apps,
     archive,
     audit,
+    completion,
     config,
+    dev,
+    doctor,
     events,
     groups,
     hooks,
@@ -39,6 +42,7 @@ from holdfast.cli import (
     streams,
     submit,
     tasks,
+    top,
     triggers,
     workflow,
     world,
@@ -87,6 +91,7 @@ def _start(
 
 _Commands = Mapping[str, Callable[..., None]]
 _COMMANDS: _Commands = {
+    "dev": dev.dev,
     "run": run.run,
     "submit": submit.submit,
     "wake": invocations.wake,
@@ -104,6 +109,8 @@ _COMMANDS: _Commands = {
     "services": services.services,
     "stats": stats.stats,
     "audit": audit.audit,
+    "top": top.top,
+    "doctor": doctor.doctor,
     "monitor": monitor.monitor,
     "config": config.config,
 }
@@ -138,7 +145,13 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",
-        {"prepare": store.prepare, "check": store.check, "backup": store.backup, "roles": store.roles},
+        {
+            "prepare": store.prepare,
+            "check": store.check,
+            "keys": store.keys,
+            "backup": store.backup,
+            "roles": store.roles,
+        },
     ),
 }
 
@@ -155,9 +168,11 @@ def _make() -> typer.Typer:
         "Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained.",
         _COMMANDS,
         "\n\n".join((_THE_APP, _JSON, _EXIT_CODES)),
+        completes=True,
     )
     program.callback()(_start)
     program.command(hidden=True)(run.worker)
+    program.command("dev-pages", hidden=True)(dev.pages)
     for name, (itself, commands) in _GROUPS.items():
         group = _group(itself if isinstance(itself, str) else itself.__doc__ or "", commands)
         if isinstance(itself, str):
@@ -172,14 +187,14 @@ def _make() -> typer.Typer:
     return program
 
 
-def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES) -> typer.Typer:
+def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES, *, completes: bool = False) -> typer.Typer:
     # Plain help and plain tracebacks: rich would triple the time that --help takes, and would show the values of
     # local variables, which may be secrets.
     group = typer.Typer(
         help=summary,
         epilog=epilog,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completes,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -191,6 +206,8 @@ def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES) -> type
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with one of the codes that ``holdfast --help`` lists."""
     _tolerate_any_text()
+    if completion.VARIABLE in os.environ:
+        completion.complete(_command())
     try:
         code = _obey(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # here, where a broken pipe can still be handled

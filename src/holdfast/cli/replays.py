@@ -20,6 +20,7 @@ from holdfast.cli.command import AppOption, InvocationId, Needs, app_with_code, 
 from holdfast.cli.invocations import found
 from holdfast.cli.naming import find_task
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.progress import walking
 from holdfast.errors import HoldfastError, UnknownTask, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
@@ -76,7 +77,11 @@ def check(
         where = filter_of(status=status or _OPEN, task=names)
         stored, more = chosen.runtime.run(ReadModel(chosen.runtime).invocations(where, limit, reach.is_run))
         with contextlib.redirect_stdout(sys.stderr):  # what bodies print is no part of the answer
-            checked = [_check(chosen, record) for record in stored]
+            checked = []
+            with walking(out, None, "replaying", len(stored)) as advance:
+                for record in stored:
+                    checked.append(_check(chosen, record))
+                    advance(1)
     _answer(out, checked, may_be_more=more is not None)
 
 

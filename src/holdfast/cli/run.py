@@ -3,24 +3,20 @@
 The runner supervises worker processes, which run the tasks; with ``--workers 0`` it runs them itself. The command
 ``worker`` is what it starts them with.
 
-Starting anew is executing the same command again in the same process. ``--reload`` does it when a source file of this
-folder changes; files are compared twice a second. The runner stops as it would on a signal, so nothing is lost. While a
-changed file is no Python, the old code runs on. Code that cannot be imported is waited for with nothing running.
+With ``--reload`` it starts anew when a source file of this folder changes. The runner stops as it would on a signal, so
+nothing is lost. It also does so when its process cannot use the store any more: after the SQLite file was replaced, or
+while code in its own process has connections to a deleted log. It waits for as long as other runners wait until they
+declare it dead: until then the file may come back, or the code may close its connections.
 
-A runner also starts anew when its process cannot use the store any more: after the SQLite file was replaced, or while
-code in its own process has connections to a deleted log. It waits for as long as other runners wait until they declare
-it dead: until then the file may come back, or the code may close its connections.
-
-``GET /health`` answers 200 while the runner's heartbeats are written, and 503 and why while they are not.
+``GET /health`` answers 200 while the runner's heartbeats are written, and 503 and why while they are not; see
+`holdfast.web.runner_http`.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import os
@@ -30,11 +26,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Annotated, Any, NoReturn, Self
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
@@ -46,8 +40,18 @@ from holdfast.cli.command import AppOption, Needs, command
 from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.reloading import (
+    LOOK_SECONDS,
+    Reload,
+    RestartWatch,
+    Seen,
+    files_now,
+    start_anew,
+    start_anew_after_a_change,
+    stop_with_parent,
+)
 from holdfast.clock import parse_duration
-from holdfast.errors import ConfigurationError, HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.executors.child_process import SIGNALS, AsyncChannel, end_for_lost_descriptors, end_group, end_with_parent
 from holdfast.executors.loop import when_a_loop_is_broken
 from holdfast.executors.terminal import let_go_of_a_closed_terminal, outlive_the_terminal
@@ -65,6 +69,7 @@ from holdfast.settings import Settings
 from holdfast.showing import error_text, fields, sentence
 from holdfast.telemetry.events import RestartDue, StopAsked, WorkerBroke
 from holdfast.telemetry.logs import logging_telemetry
+from holdfast.web.runner_http import RunnerHttp, address_of
 
 LogFormatOption = Annotated[LogFormat, Option(help="Lines for people or for machines.")]
 LogLevelOption = Annotated[LogLevel, Option(help="From which level on.")]
@@ -103,6 +108,8 @@ class ProcessOptions:
         None
     )
 
+    parent: Annotated[int | None, Option(hidden=True, help="A socket of the process that started the runner.")] = None
+
     def limits(self) -> dict[str, Any]:
         """Return the options as `Supervisor` takes them. Raises `UsageError`."""
         memory = None if self.memory_limit is None else _bytes(self.memory_limit)
@@ -114,10 +121,14 @@ class ProcessOptions:
 
 @dataclasses.dataclass
 class HealthOptions:
-    """The address for health checks."""
+    """The address for health checks, and for /metrics."""
 
     health_port: Annotated[int | None, Option(help="Answer GET /health at this port.", min=0, max=65535)] = None
     health_host: Annotated[str, Option(help="Where to answer health checks.")] = "127.0.0.1"
+
+    def address(self, settings: Settings) -> tuple[str, int] | None:
+        """Return where to answer: as the options say, or the setting runner_http. Raises `ConfigurationError`."""
+        return address_of(settings) if self.health_port is None else (self.health_host, self.health_port)
 
 
 @dataclasses.dataclass
@@ -148,10 +159,13 @@ def run(
     """
     logs.configure(lines.log_format, lines.log_level)
     outlive_the_terminal()
+    if processes.parent is not None:
+        stop_with_parent(processes.parent)
     given = serve.given()
     if app and app_option and app != app_option:
         raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
-    with _importable(out, app or app_option, reload) as chosen:
+    before = files_now() if reload else {}
+    with importable(out, app or app_option, before) as chosen:
         chosen.runtime.import_modules()  # before its declarations are read
         runner = chosen.runner(**given)
         limits = processes.limits()
@@ -160,10 +174,10 @@ def run(
             runner.supervise(functools.partial(_supervisor, chosen, runner, start_worker, limits))
         _note_what_is_idle(out, chosen, list(given["queues"] or {}))
         with contextlib.ExitStack() as around:
-            watch = around.enter_context(Reload(runner, out.note)) if reload else None
-            if health.health_port is not None:
-                port = around.enter_context(Health(runner, health.health_host, health.health_port)).port
-                out.note(f"health checks are answered at http://{health.health_host}:{port}/health")
+            watch = around.enter_context(Reload(runner.request_stop, out.note, before)) if reload else None
+            if (address := health.address(chosen.settings)) is not None:
+                server = around.enter_context(RunnerHttp(chosen.runtime, runner, *address))
+                out.note(f"health checks are answered at {server.address}/health")
             restart = around.enter_context(Restart(runner, chosen.settings))
             id, account, was_told = _until_stopped(runner)
     if not was_told and (why := restart.why or (watch and watch.why)):
@@ -205,15 +219,15 @@ def worker(
     _leave()
 
 
-def _importable(out: Output, reference: str | None, reload: bool) -> App:
-    """Return the app; with ``--reload``, wait for changes until it can be imported."""
+def importable(out: Output, reference: str | None, before: Seen) -> App:
+    """Return the app. If it cannot be imported, and files are watched (`before`), start anew after a change."""
     try:
         return app_for_tasks(out, reference)
     except HoldfastError as error:
-        if not reload:
+        if not before:
             raise
         out.note(f"{sentence(error_text(error))} Nothing runs until a file changes.")
-    start_anew_after_a_change()
+    start_anew_after_a_change(before)
 
 
 def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:
@@ -253,7 +267,7 @@ def _attach(app: App, stream: socket.socket, stop: _StopRequest) -> bool:
     async def job() -> bool:
         engine = await app.runtime.engine()
         channel: AsyncChannel[FromRunner] = await AsyncChannel.open(stream, FromRunner)
-        attached = AttachedWorker(channel, app.runtime.clock, engine.telemetry)
+        attached = AttachedWorker(channel, app.runtime.clock, engine.telemetry, engine.measures)
         loop = asyncio.get_running_loop()
         stop.then(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(attached.stop))
 
@@ -434,65 +448,18 @@ class _Signals:
 
 # --- starting anew
 
-_LOOK_SECONDS = 0.5
-_SKIPPED = frozenset({".venv", "venv", "site-packages", "node_modules", ".git", "__pycache__"})
-Seen = dict[Path, tuple[int, int]]
 
-
-class _Watch(abc.ABC):
-    """Looks in a thread for a reason to start anew; `why` is what it has found."""
-
-    def __init__(self, runner: EmbeddedRunner) -> None:
-        self._runner = runner
-        self._end = threading.Event()
-        self.why = ""
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, name="holdfast-restart", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-
-    @abc.abstractmethod
-    def _watch(self) -> None: ...
-
-
-class Reload(_Watch):
-    """Starts anew when a source file changes."""
-
-    def __init__(self, runner: EmbeddedRunner, note: Callable[[str], None]) -> None:
-        super().__init__(runner)
-        self._note = note
-        self._seen = _sources()
-
-    def _watch(self) -> None:
-        broken: set[Path] = set()
-        while not self._end.wait(_LOOK_SECONDS):
-            now = _sources()
-            changed = {path for path, seen in now.items() if self._seen.get(path, seen) != seen}
-            self._seen = now
-            wrong = {path: why for path in changed | broken if (why := _wrong_with(path, path in broken))}
-            for path in wrong.keys() & changed:
-                self._note(f"{path} has changed, but {wrong[path]}; the old code runs until it is right")
-            ready = (changed | broken) - wrong.keys()
-            broken = set(wrong)
-            if ready and not broken:
-                self.why = f"{min(ready)} has changed"
-                self._runner.request_stop()
-                return
-
-
-class Restart(_Watch):
+class Restart(RestartWatch):
     """Starts anew when this process cannot use the store any more."""
 
     def __init__(self, runner: EmbeddedRunner, settings: Settings) -> None:
-        super().__init__(runner)
+        super().__init__()
+        self._runner = runner
         self._patience = settings.dead_after_seconds
 
     def _watch(self) -> None:
         since: float | None = None
-        while not self._end.wait(_LOOK_SECONDS):
+        while not self._end.wait(LOOK_SECONDS):
             if not (why := self._runner.needs_restart):
                 since = None
             elif since is None:
@@ -502,106 +469,3 @@ class Restart(_Watch):
                 self.why = why
                 self._runner.request_stop(hurry=True)
                 return
-
-
-def start_anew() -> NoReturn:
-    """Execute the same command again."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
-
-
-def start_anew_after_a_change() -> NoReturn:
-    """Start anew after any file changes: it is unknown which files code would load that cannot be imported."""
-    seen = _facts(_files())
-    while _facts(_files()) == seen:
-        time.sleep(_LOOK_SECONDS)
-    start_anew()
-
-
-def _wrong_with(path: Path, again: bool) -> str:
-    """Return why the file cannot be imported, as far as that is known without running it. A file that is missing
-    `again` was deleted.
-    """
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except OSError as error:
-        if again and isinstance(error, FileNotFoundError):
-            return ""
-        return f"it cannot be read: {error.strerror}"
-    except (SyntaxError, ValueError) as error:
-        return f"it is no Python: {error}"
-    return ""
-
-
-def _sources() -> Seen:
-    """Return the loaded source files of this folder, with time and size of their last writing."""
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    paths = [Path(file) for file in files if file is not None and file.endswith(".py")]
-    return _facts(path for path in paths if Path.cwd() in path.parents and not _SKIPPED & set(path.parts))
-
-
-def _files() -> Iterator[Path]:
-    for folder, folders, names in os.walk(Path.cwd()):
-        folders[:] = [name for name in folders if name not in _SKIPPED]
-        yield from (Path(folder) / name for name in names if name.endswith(".py"))
-
-
-def _facts(paths: Iterable[Path]) -> Seen:
-    found: Seen = {}
-    for path in paths:
-        try:
-            facts = path.stat()
-        except OSError:  # an editor that writes a new file in its place has not done so yet
-            found[path] = (0, 0)
-        else:
-            found[path] = (facts.st_mtime_ns, facts.st_size)
-    return found
-
-
-# --- health checks
-
-
-def _complaint(why: str) -> str:
-    return f"the store does not answer the heartbeats of this runner{': ' if why else ''}{why}\n"
-
-
-class Health:
-    def __init__(self, runner: EmbeddedRunner, host: str, port: int) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path not in ("/health", "/"):
-                    self.send_error(404)
-                    return
-                connected = runner.is_connected
-                body = b"ok\n" if connected else _complaint(runner.why_disconnected).encode(errors="backslashreplace")
-                self.send_response(200 if connected else 503)
-                self.send_header("Content-Type", "text/plain; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            why = "another program uses that port; choose another, or 0 for a free one" if taken else str(error)
-            raise ConfigurationError(f"health checks cannot be answered at {host}:{port}: {why}.") from error
-        self._server.daemon_threads = True
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, name="holdfast-health", daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -15,7 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.invocation import asking
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.web.bulk import DEEDS, BulkActions, Wanted
+from holdfast.web.bulk import DEEDS, BulkActions, BulkWanted
 from holdfast.web.reading.search import parse
 
 _SHOWN = 10
@@ -25,16 +25,16 @@ Search = Annotated[
 ]
 
 
-def wanted_by(app: App, search: str, **how: bool | str) -> Wanted:
+def wanted_by(app: App, search: str, **how: bool | str) -> BulkWanted:
     """Return what a search means at this moment."""
     query, engine = parse(search), app.runtime.ready()
     if not query:
         raise UsageError("--search '' means everything; say which ones: --search 'status:failed since:1h'")
     by = str(how.pop("by", "") or asking())
-    return Wanted(query, engine.store.now(), str(how.pop("request", "") or engine.ids.new()), by=by)._replace(**how)  # type: ignore[arg-type]
+    return BulkWanted(query, engine.store.now(), str(how.pop("request", "") or engine.ids.new()), by=by)._replace(**how)  # type: ignore[arg-type]
 
 
-def act_on_all(out: Output, app: App, name: str, wanted: Wanted, *, yes: bool) -> None:
+def act_on_all(out: Output, app: App, name: str, wanted: BulkWanted, *, yes: bool) -> None:
     """Show what a search means, and act on it if the user confirms."""
     actions, deed = BulkActions(app.runtime), DEEDS[name]
     number, first = app.runtime.run(actions.preview(name, wanted, _SHOWN))
@@ -50,6 +50,7 @@ def act_on_all(out: Output, app: App, name: str, wanted: Wanted, *, yes: bool) -
             yes = bool(typer.confirm(f"{many} {deed.would}. Go on?"))
     if not yes or not number.number:
         return out.document({"dry_run": True, "matched": number.number, "more": number.more})
+    out.agreed()
     done, left = app.runtime.run(_all(actions, name, wanted))
     out.document({"dry_run": False, "matched": number.number, "done": done, "left": left, "request": wanted.request})
     for id, why in list(left.items())[:_SHOWN]:
@@ -59,7 +60,7 @@ def act_on_all(out: Output, app: App, name: str, wanted: Wanted, *, yes: bool) -
         raise typer.Exit(FAILED)
 
 
-async def _all(actions: BulkActions, name: str, wanted: Wanted) -> tuple[int, dict[str, str]]:
+async def _all(actions: BulkActions, name: str, wanted: BulkWanted) -> tuple[int, dict[str, str]]:
     done, left = 0, dict[str, str]()
     async for batch in actions.batches(name, wanted):
         done += len(batch.done)

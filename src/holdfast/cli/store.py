@@ -1,4 +1,4 @@
-"""The commands about the store itself: ``store prepare``, ``check``, ``backup`` and ``roles``."""
+"""The commands about the store itself: ``store prepare``, ``check``, ``keys``, ``backup`` and ``roles``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from holdfast.cli import reach
 from holdfast.cli.command import Needs, command
 from holdfast.cli.discovery import shared
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.progress import walking
+from holdfast.codec.sealing import ring_of
 from holdfast.errors import UsageError
 from holdfast.masking import mask_url
 from holdfast.model.names import counted
 from holdfast.showing import fields
 from holdfast.store.contract import Finding
+from holdfast.store.key_use import KeySurvey, KeyUse
 
 
 @command(Needs.APP)
 def prepare(out: Output, app: App) -> None:
     """Create missing parts of the store. Safe to repeat."""
-    reach.time_of(shared(app))  # opening it is what prepares it
+    with walking(out, None, "preparing"):
+        reach.time_of(shared(app))  # opening it is what prepares it
     if app.url.startswith("sqlite"):
         for finding in reach.check_store(app, deep=False):
             if finding.subject == "file mode" and finding.advice:
@@ -40,7 +44,8 @@ def check(
     deep: Annotated[bool, Option("--deep", help="Read everything; takes its time.")] = False,
 ) -> None:
     """Check the store; fails if something is wrong."""
-    findings = reach.check_store(app, deep=deep)
+    with walking(out, app, "reading everything" if deep else "looking"):
+        findings = reach.check_store(app, deep=deep)
     well = all(finding.ok for finding in findings)
     out.document({"url": mask_url(app.url), "ok": well, "findings": [fields(finding) for finding in findings]})
     rows = [(f.subject, _state(f), f.detail + (f" → {f.advice}" if f.advice else "")) for f in findings]
@@ -53,6 +58,28 @@ def _state(finding: Finding) -> str:
     if not finding.checked:
         return "not checked"
     return "ok" if finding.ok else "NOT OK"
+
+
+@command(Needs.PLACE)
+def keys(out: Output, app: App) -> None:
+    """Tell which encryption keys the stored values need. Reads everything."""
+    ring = ring_of(app.settings.encryption_keys, app.settings.encryption_keys_file)
+    known = () if ring is None else ring.ids
+    used = reach.with_store(app, lambda store: KeySurvey(store, app.name).run(known))
+    out.document({"known": list(known), "keys": [fields(use) | {"needed": _needed(use, known)} for use in used]})
+    counts = [(use, [str(count) for count in (use.invocations, use.entries, use.pages, use.payloads)]) for use in used]
+    rows = [(use.key or "(in the clear)", *numbers, _needed(use, known)) for use, numbers in counts]
+    out.table(("key", "calls", "entries", "log pages", "payloads", "needed"), rows, empty="nothing is stored")
+
+
+def _needed(use: KeyUse, known: tuple[str, ...]) -> str:
+    if not use.key:
+        return "no key"
+    if use.key not in known:
+        return "yes, and MISSING here"
+    if use.key == known[0]:
+        return "yes: it encrypts"
+    return "yes: it reads" if use.total else "no: it may be dropped"
 
 
 @command(Needs.PLACE)
@@ -69,7 +96,8 @@ def backup(
             "backup. See docs/operations/mongodb.md, Backups"
         )
     target = path.absolute()
-    made = reach.back_up_store(app, target, overwrite=overwrite)
+    with walking(out, None, "copying"):
+        made = reach.back_up_store(app, target, overwrite=overwrite)
     out.document({"path": str(target), **fields(made)})
     out.line(f"{target} has {counted(made.invocations, 'invocation')}, {counted(made.size, 'byte')}; it was checked")
 

@@ -119,7 +119,7 @@ def _call(app: App, call: StepRecord) -> str:
     if call.stored_arguments is None:
         return "()"
     try:
-        args, kwargs = decoded(app.runtime.codec, call.stored_arguments, of_call=True)
+        args, kwargs = decoded(app.runtime.codec, call.stored_arguments, of_call=True, task=call.name)
     except NotDecodable as error:
         return f"arguments that cannot be read here: {error}"
     return f"({', '.join([*map(describe, args), *[f'{name}={describe(value)}' for name, value in kwargs.items()]])})"

@@ -15,16 +15,15 @@ from holdfast.app import App
 from holdfast.cli import logs
 from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
 from holdfast.cli.output import Output
+from holdfast.cli.progress import walking
 from holdfast.cli.run import LogOptions
 from holdfast.errors import UsageError
 from holdfast.model.names import counted
-from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.showing import brief, length, moment
 from holdfast.web import missing_extra
 from holdfast.web.reading.world import WorldReading
-from holdfast.world.errors import WorldError
 from holdfast.world.importing import Imported, import_original
-from holdfast.world.queue import MAX_DELIVERIES, Messages
 
 LOOPBACK, PORT = "127.0.0.1", 8091
 MessageId = Annotated[str, Argument(metavar="ID", help="The message: msg_ and 26 characters.")]
@@ -105,7 +104,8 @@ def import_runs(
     Stop the program that uses that database first. It is not changed. A run that cannot be imported is named, and then
     nothing is imported. To repeat the command is safe.
     """
-    done = app.runtime.run(_imported(app, source, database, check))
+    with walking(out, app, "reading runs" if check else "importing runs"):
+        done = app.runtime.run(_imported(app, source, database, check))
     out.document(msgspec.to_builtins(done))
     would = "can be" if check else "are"
     out.line(f"{counted(done.runs, 'run')} {would} imported, {done.open} of them open, with {done.events} events")
@@ -152,7 +152,7 @@ def messages(
 def show(out: Output, app: App, id: MessageId) -> None:
     """Show one message: its content, its attempts and its last error."""
     whole = app.runtime.run(WorldReading(app.runtime).message(id))
-    each, now, content = whole.message, whole.now, whole.content
+    each, now, content = whole.message, whole.now, whole.content.value
     out.document(whole.document())
     out.line(f"{each.id} ({each.status})")
     out.line()
@@ -193,12 +193,10 @@ def redeliver(
 
 
 async def _redelivered(app: App, id: str) -> str:
-    engine: Engine = await app.runtime.engine()
-    whole = await WorldReading(app.runtime).message(id)
-    try:
-        return await engine.part(Messages).redeliver(whole.record, str(engine.ids.new()))
-    except WorldError as error:
-        raise UsageError(error.message) from error
+    engine = await app.runtime.engine()
+    await WorldReading(app.runtime).message(id)  # which says what to do if there is none
+    made: str = await engine.foreign.redeliver(id, str(engine.ids.new()))
+    return made
 
 
 MESSAGES = {"list": messages, "show": show, "redeliver": redeliver}

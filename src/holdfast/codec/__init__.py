@@ -17,8 +17,8 @@ gone, and would judge old data by new rules. The same holds for exceptions, whos
 Only if that fails does a careful pass look at each leaf: it finds big integers, or the path of what must be refused.
 
 The modules, each importing only from those above it: `extensions` (codes, leaves, refusals), `payloads` (values stored
-apart), `classes` (the registry's shapes), `values` (writer and reader), `failures` (exceptions), `data` (values without
-their classes, digests, damage). Outside, import from here.
+apart), `sealing` (encryption), `secret`, `classes` (the registry's shapes), `values` (writer and reader), `failures`
+(exceptions), `data` (values without their classes, digests, damage). Outside, import from here.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from holdfast.codec.extensions import Code, Refused, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
     MARK,
+    NamePayload,
     Packed,
     Payload,
     Payloads,
@@ -50,6 +51,7 @@ from holdfast.codec.payloads import (
     references,
     split,
 )
+from holdfast.codec.sealing import is_sealed, refuse_sealed, why_sealed
 from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer, is_call
 from holdfast.errors import NotDecodable, NotEncodable, UsageError
 
@@ -62,6 +64,7 @@ __all__ = [
     "Codec",
     "DataCodec",
     "ErrorRecord",
+    "NamePayload",
     "Packed",
     "Payload",
     "Payloads",
@@ -81,8 +84,11 @@ class Codec:
     """Encodes and decodes values, calls and errors, and knows the classes that may appear in them."""
 
     _reader: type[Reader] = Reader
+    name_payload: NamePayload | None = None  # of an app that encrypts
+    parameters: dict[str, tuple[str, ...]]  # of tasks by name, so that arguments can be hidden by their names
 
     def __init__(self) -> None:
+        self.parameters = {}
         self._by_type: dict[type, Shape] = {}
         self._by_name: dict[str, Shape] = {}
         self._errors = KnownErrors()
@@ -147,9 +153,13 @@ class Codec:
             known, body = split(data)
             shelf = Shelf(known, payloads, describe=describe) if known else None
             return msgspec.msgpack.decode(body, ext_hook=self._reader(self._by_name, shelf).hook)
-        except NotDecodable:
-            raise
         except Exception as error:
+            if is_sealed(data):
+                if describe:
+                    return Placeholder(f"<{why_sealed(data)}>")
+                refuse_sealed(data)
+            if isinstance(error, NotDecodable):
+                raise
             raise NotDecodable(f"stored bytes cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
 
     def digest(self, values: Mapping[str, object]) -> str:
@@ -184,6 +194,8 @@ class Codec:
         call = self.decode(data, payloads, describe=describe)
         if is_call(call):
             return tuple(call[0]), call[1]
+        if isinstance(call, Placeholder):
+            return (call,), {}
         raise NotDecodable("stored bytes are not the arguments of a call")
 
     def _encode_carefully(self, value: object, root: str, prefix: str = "") -> bytes:
@@ -210,7 +222,7 @@ class Codec:
 
     def pack(self, value: object, limits: SizeLimits, *, at: str = "value") -> Packed:
         """Encode a value, as `encode` does; a value of more than `limits.inline` bytes is stored apart whole."""
-        spill = Spill(limits)
+        spill = Spill(limits, None, self.name_payload)
         try:
             if type(value) is bytes and len(value) > limits.inline:
                 return spill.packed(pack(spill.put_out(value, is_value=True).ext))
@@ -241,7 +253,7 @@ class Codec:
             if len(data) <= limits.inline:
                 return Packed(data)  # nearly all of them
             del data
-        spill = Spill(limits, seen)
+        spill = Spill(limits, seen, self.name_payload)
         try:
             small = tuple([spill.bytes_put_out(item) for item in args])
             named = {name: spill.bytes_put_out(item) for name, item in kwargs.items()}
@@ -251,7 +263,7 @@ class Codec:
                 del data  # it may be large, and comes once more
                 data = self._call_put_out(small, named, spill)
             if len(data) > limits.inline:  # thousands of arguments
-                spill = Spill(limits, seen)
+                spill = Spill(limits, seen, self.name_payload)
                 data = pack(spill.put_out(self.encode_call(args, kwargs, names)).ext)
         except Refused as refused:
             raise self._too_large(args, kwargs, names, limits, refused.why) from None

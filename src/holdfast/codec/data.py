@@ -19,6 +19,7 @@ from msgspec.msgpack import Ext
 
 from holdfast.codec.extensions import LEAF_READERS, Code, pack
 from holdfast.codec.payloads import split
+from holdfast.codec.sealing import is_broken, is_sealed, why_sealed
 from holdfast.codec.values import Opaque, Reader, is_call
 
 
@@ -122,6 +123,8 @@ def _map(pairs: Iterable[tuple[Any, Any]]) -> Ext:
 
 def damage_of(data: bytes, *, of_call: bool = False) -> str:
     """Return why no code can read these stored bytes, or "" if no damage is visible."""
+    if is_sealed(data):
+        return why_sealed(data) if is_broken(data) else ""
     try:
         _, body = split(data)
         value = msgspec.msgpack.decode(body, ext_hook=_skim)  # the structure, without classes and payloads

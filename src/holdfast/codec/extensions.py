@@ -43,6 +43,7 @@ class Code:
     MAP = 14  # packed [key, value, key, value, …]: a dict with a key that is itself an extension
     ENUM = 15  # packed [class name, member name, or value if a Flag]
     OBJECT = 16  # packed [class name, {field: value}, nil or pydantic's [fields set, extra, private]]
+    SECRET = 18  # packed array of one value
     PAYLOAD = 17  # packed [number of the reference, whether the payload is the value itself and not its encoding]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.msgpack import Ext
@@ -23,14 +23,15 @@ from holdfast.errors import NotDecodable
 
 _MARK = 0xC1
 MARK = bytes([_MARK])  # what bytes that refer to payloads begin with
-_HEAD = struct.Struct(">BH")
-_REFERENCE = struct.Struct(">32sQ")
+HEAD = struct.Struct(">BH")
+REFERENCE = struct.Struct(">32sQ")
+SEALED = 0x8000  # in the count: what follows the references is encrypted, see `holdfast.codec.sealing`
 
 
 class Reference(NamedTuple):
     """What a record keeps of a payload."""
 
-    digest: str  # SHA-256 of its bytes, in hexadecimal
+    digest: str  # SHA-256 of its bytes, in hexadecimal; with encryption a keyed digest
     size: int
 
 
@@ -41,6 +42,10 @@ class SizeLimits(NamedTuple):
     max_bytes: int
 
 
+NamePayload = Callable[[bytes], str]
+"""Names a payload by its bytes, where that is not done by SHA-256."""
+
+
 class Payload(NamedTuple):
     """Bytes that are stored beside the records that refer to them."""
 
@@ -48,8 +53,8 @@ class Payload(NamedTuple):
     data: bytes
 
     @classmethod
-    def of(cls, data: bytes) -> Payload:
-        return cls(hashlib.sha256(data).hexdigest(), data)
+    def of(cls, data: bytes, name_of: NamePayload | None = None) -> Payload:
+        return cls(hashlib.sha256(data).hexdigest() if name_of is None else name_of(data), data)
 
     @property
     def reference(self) -> Reference:
@@ -68,19 +73,19 @@ Payloads = Mapping[str, bytes]
 
 
 def references(data: bytes | None) -> tuple[Reference, ...]:
-    """Return the references of encoded bytes. Damaged bytes have none: decoding them raises."""
+    """Return the references of encoded bytes. Damaged and sealed bytes have none: decoding them raises."""
     return () if data is None else split(data)[0]
 
 
 def split(data: bytes) -> tuple[tuple[Reference, ...], bytes | memoryview]:
     """Return the references of encoded bytes, and the bytes proper."""
-    if len(data) < _HEAD.size or data[0] != _MARK:
+    if len(data) < HEAD.size or data[0] != _MARK:
         return (), data
-    _, count = _HEAD.unpack_from(data)
-    end = _HEAD.size + count * _REFERENCE.size
-    if not count or len(data) < end:
+    _, count = HEAD.unpack_from(data)
+    end = HEAD.size + count * REFERENCE.size
+    if not count or count & SEALED or len(data) < end:
         return (), memoryview(data)
-    items = _REFERENCE.iter_unpack(memoryview(data)[_HEAD.size : end])
+    items = REFERENCE.iter_unpack(memoryview(data)[HEAD.size : end])
     return tuple(Reference(digest.hex(), size) for digest, size in items), memoryview(data)[end:]
 
 
@@ -102,8 +107,9 @@ class Spill:
     and equal bytes are kept once.
     """
 
-    def __init__(self, limits: SizeLimits, seen: Seen | None = None) -> None:
+    def __init__(self, limits: SizeLimits, seen: Seen | None = None, name_of: NamePayload | None = None) -> None:
         self.limit, self._max_bytes = limits
+        self._name_of = name_of
         self._seen = {} if seen is None else seen
         self._index: dict[str, int] = {}
         self._payloads: list[Payload] = []
@@ -117,7 +123,7 @@ class Spill:
         if len(data) > self._max_bytes:
             text = f"takes {len(data):,} bytes, more than payload_limit allows ({self._max_bytes:,})"
             raise Refused(f"{text}; store it elsewhere and pass its name, or raise the setting")
-        payload = self._seen.get(id(data)) or self._met(Payload.of(data))
+        payload = self._seen.get(id(data)) or self._met(Payload.of(data, self._name_of))
         index = self._index.setdefault(payload.digest, len(self._payloads))
         if index == len(self._payloads):
             self._payloads.append(payload)
@@ -133,8 +139,8 @@ class Spill:
         """Return the bytes to store: the references, then the rest."""
         if not self._payloads:
             return Packed(body)
-        head = _HEAD.pack(_MARK, len(self._payloads))
-        items = [_REFERENCE.pack(bytes.fromhex(payload.digest), len(payload.data)) for payload in self._payloads]
+        head = HEAD.pack(_MARK, len(self._payloads))
+        items = [REFERENCE.pack(bytes.fromhex(payload.digest), len(payload.data)) for payload in self._payloads]
         return Packed(b"".join((head, *items, body)), tuple(self._payloads))
 
 

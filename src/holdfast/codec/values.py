@@ -12,6 +12,7 @@ from msgspec.msgpack import Ext
 from holdfast.codec.classes import BUILTIN_BASES, Shape, fields_of, is_model, put_together, take_apart, type_name
 from holdfast.codec.extensions import LEAF_READERS, LEAF_WRITERS, Code, Refused, pack
 from holdfast.codec.payloads import Large, Shelf
+from holdfast.codec.secret import Secret
 from holdfast.errors import NotDecodable
 
 MAX_DEPTH = 200
@@ -38,6 +39,7 @@ class Writer:
             tuple: lambda value, depth: Ext(Code.TUPLE, pack(self.items(value, depth))),
             set: self._set,
             frozenset: self._set,
+            Secret: lambda value, depth: Ext(Code.SECRET, pack([self.plain(value.reveal(), depth)])),
         }
 
     def plain(self, value: Any, depth: int) -> Any:
@@ -215,6 +217,7 @@ _CONTAINER_READERS: dict[int, Callable[[Reader, list[Any]], object]] = {
     Code.ENUM: Reader.enum,
     Code.OBJECT: Reader.object,
     Code.PAYLOAD: Reader.payload,
+    Code.SECRET: lambda _, body: Secret(*body),
 }
 
 

@@ -25,6 +25,7 @@ from holdfast.model.parking import DAMAGED
 from holdfast.model.records import InvocationRecord
 from holdfast.model.retries import exception_names
 from holdfast.telemetry.tasks import here
+from holdfast.tracing import CallSpan, PassedSpan
 
 
 class Within(Protocol):
@@ -56,6 +57,7 @@ class Call(NamedTuple):
     waits: WaitPort | None = None  # is told when the call waits for other invocations
     notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
     around: CallAround | None = None  # middleware and resources
+    span: CallSpan | PassedSpan | None = None  # in which its code runs
     outer: Call | None = None  # the call whose code tries this one in its thread or loop: see `holdfast.around.here`
 
 
@@ -76,6 +78,7 @@ class Raised(NamedTuple):
     retry_after: float | None = None  # it asks for another attempt, so many seconds later
     fatal: bool = False  # it asks for none
     attributes: Mapping[str, str] | None = None  # that the invocation is to have from now on
+    trace: str = ""  # the span of the attempt
 
 
 class Deferred(NamedTuple):
@@ -173,6 +176,7 @@ def _remember(signature: inspect.Signature) -> tuple[inspect.Signature, range]:
 def run(call: Call) -> Outcome:
     """Call a plain function. Whatever happens is an outcome: nothing may escape and take the thread with it."""
     entered = here.set(call)
+    attached = None if call.span is None else call.span.attach()
     try:
         if call.within is not None:
             return call.within.run(call._replace(within=None))
@@ -193,11 +197,15 @@ def run(call: Call) -> Outcome:
         return raised(call, error)
     finally:
         here.reset(entered)
+        if call.span is not None:
+            call.span.detach(attached)
 
 
 async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None) -> Outcome:
     """Call a coroutine function. Whatever happens is an outcome; the caller recognises a cancellation from outside."""
     here.set(call)
+    if call.span is not None:
+        call.span.attach()
     try:
         if call.within is not None:
             return await call.within.run_coroutine(call._replace(within=None))

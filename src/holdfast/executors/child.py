@@ -53,6 +53,7 @@ from holdfast.executors.waiting import Wait
 from holdfast.model.records import InvocationRecord
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import ATTRIBUTE, call_fields, message_of
+from holdfast.tracing import CallSpan, PassedSpan
 
 CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
 
@@ -89,6 +90,7 @@ class Question(msgspec.Struct, array_like=True, tag=True):
     about: Context | None = None
     shared: SharedValues | None = None  # of a step's run
     notes: NotesSeen | None = None
+    trace: dict[str, str] | None = None  # the span that the parent ends
 
 
 class Control(msgspec.Struct, array_like=True, tag=True):
@@ -175,7 +177,8 @@ def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tu
     if about is not None and about.run is not None:
         shared, about = about.run.shared(call.codec), msgspec.structs.replace(about, run=None)
     seen = seen_of(call.about) if call.notes is not None and isinstance(call.about, InvocationRecord) else None
-    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about, shared, seen)
+    trace = call.span.carrier if isinstance(call.span, CallSpan) else None
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about, shared, seen, trace)
     return question, [call.arguments, *call.payloads.values()]
 
 
@@ -441,7 +444,8 @@ class _Worker:
             about = msgspec.structs.replace(about, noting=lambda: notes)
         facts = (question.key, task, function, signature, arguments, codec, question.limits, payloads, about)
         around = self._around(hooks, task, function)
-        call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits, around=around)
+        span = None if question.trace is None else PassedSpan(question.trace)
+        call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits, around=around, span=span)
         self._chunks.begin(call)
         outcome: Outcome | None = None
         try:

@@ -93,7 +93,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         notes = self._notes("last_checkpoint", _LOGGED)
         return None if notes is None else notes.kept
 
-    def set(self, **attributes: str) -> None:
+    def set(self, /, **attributes: str) -> None:
         """Set attributes, by which the invocation can be found: ``context().set(stage="packed")``. In a workflow, they
         are those of the run.
         """

@@ -70,6 +70,11 @@ class EmbeddedRunner:
         return self._runner is not None and self._runner.is_connected
 
     @property
+    def heartbeat_age(self) -> float | None:
+        """Return the seconds since it sent a heartbeat that was answered; None while it does not run."""
+        return None if (runner := self._runner) is None else runner.heartbeat_age
+
+    @property
     def why_disconnected(self) -> str:
         """Return the store's error to its last heartbeat; empty if that was answered."""
         return "" if (runner := self._runner) is None else runner.why_disconnected

@@ -142,6 +142,10 @@ class Heartbeat:
         """Return the store's error to the last beat; empty if that was answered."""
         return self._why
 
+    def age(self) -> float:
+        """Return the seconds since the last answered beat was sent."""
+        return self._clock.monotonic() - self._last
+
     def beat_soon(self) -> None:
         """Send a heartbeat soon: something has changed that belongs on the roster."""
         self._soon.set()

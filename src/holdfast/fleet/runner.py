@@ -194,6 +194,11 @@ class Runner:
         return self._permit is not None and self._permit.holds()
 
     @property
+    def heartbeat_age(self) -> float | None:
+        """Return the seconds since it sent a heartbeat that was answered; None before it has joined."""
+        return None if self._heartbeat is None else self._heartbeat.age()
+
+    @property
     def why_disconnected(self) -> str:
         """Return the store's last error; empty if there was none, or all is well."""
         return "" if self._heartbeat is None else self._heartbeat.why_disconnected

@@ -159,6 +159,7 @@ class Supervisor(Workers):
         self._recovery = recovery
         self._clock = engine.clock
         self._emit = engine.telemetry.emit
+        self._measures = engine.measures
         self._now = engine.store.now
         self._memory_limit = memory_limit_bytes
         self._runner_id = ""
@@ -277,7 +278,7 @@ class Supervisor(Workers):
         owner = f"{self._runner_id}/{self._numbers}"
         orders = Orders(options=replace(self._options, owner=owner), paused=self._paused)
         try:
-            worker = await WorkerProcess.start(self._command, orders, self._now())
+            worker = await WorkerProcess.start(self._command, orders, self._now(), self._measures)
         except BaseException:
             self._room.release()
             raise

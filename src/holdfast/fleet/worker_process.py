@@ -30,6 +30,7 @@ from holdfast.executors.begun import BegunCalls, BegunTable
 from holdfast.executors.child_process import AsyncChannel, exit_in_words, kill_group, start_async
 from holdfast.model.records import WorkerRecord
 from holdfast.runtime.claim import Permit
+from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.worker import Account, Worker, WorkerOptions
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import LeftToRecovery, RunnerFenced, WorkerEnds
@@ -100,6 +101,12 @@ class WorkerNews(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
     ended: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """What the worker has counted since the last time: see `holdfast.runtime.measures`."""
+
+    counts: bytes
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it. `why` is
     for the history of unfinished invocations, if the worker ended by itself.
@@ -111,7 +118,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 FromRunner = Orders | Grant | Pauses | Stop | Retire | Ping
-FromWorker = Pong | Ready | WorkerNews | Done
+FromWorker = Pong | Ready | WorkerNews | Measured | Done
 
 
 # --- the runner's end
@@ -125,8 +132,10 @@ class WorkerProcess:
         started_at: float,
         channel: Channel,
         begun: BegunTable,
+        measures: MeasurePort | None,
     ) -> None:
         self._process = process
+        self._measures = measures
         self.begun = begun
         self.owner = owner
         self._started_at = started_at
@@ -152,7 +161,9 @@ class WorkerProcess:
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, command: Sequence[str], orders: Orders, started_at: float) -> WorkerProcess:
+    async def start(
+        cls, command: Sequence[str], orders: Orders, started_at: float, measures: MeasurePort | None = None
+    ) -> WorkerProcess:
         """Start it and give it its orders. Raises `OSError`."""
         begun = BegunTable.create(orders.options.concurrency)
         try:
@@ -161,7 +172,7 @@ class WorkerProcess:
             os.close(begun.descriptor)
         crashpoint("worker.spawned")
         channel: Channel = await AsyncChannel.open(connection, FromWorker)
-        worker = cls(process, orders.options.owner, started_at, channel, begun)
+        worker = cls(process, orders.options.owner, started_at, channel, begun, measures)
         worker.post(replace(orders, begun=begun.descriptor))
         return worker
 
@@ -218,6 +229,9 @@ class WorkerProcess:
                     self._ended = message.ended
                     if message.retiring:
                         self.retiring.set()
+                case Measured(counts):
+                    if self._measures is not None:
+                        self._measures.add(counts)
                 case Done():
                     self.done, self.account = message, message.account
                     self.over.set()
@@ -318,8 +332,15 @@ MakeWorker = Callable[[WorkerOptions, Permit], Worker]
 
 
 class AttachedWorker:
-    def __init__(self, channel: AsyncChannel[FromRunner], clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        channel: AsyncChannel[FromRunner],
+        clock: Clock,
+        telemetry: Telemetry,
+        measures: MeasurePort | None = None,
+    ) -> None:
         self._telemetry = telemetry
+        self._measures = measures
         self._channel = channel
         self._permit = Permit(clock)
         self._running_worker: RunningWorker | None = None
@@ -365,6 +386,7 @@ class AttachedWorker:
         if self._running_worker is not None and not self._has_reported:
             self._has_reported = True
             worker = self._running_worker.worker
+            self._report_measures()
             done = Done(account=replace(worker.account), unfinished=worker.is_unfinished, why=worker.why_ended)
             self._channel.post(done)
 
@@ -415,6 +437,11 @@ class AttachedWorker:
         while True:
             self._report_news(worker)
             await asyncio.sleep(_NEWS_SECONDS)
+            self._report_measures()
+
+    def _report_measures(self) -> None:
+        if self._measures is not None and (counts := self._measures.taken()):
+            self._channel.post(Measured(counts))
 
     def _report_news(self, worker: Worker) -> None:
         news = WorkerNews(

@@ -20,6 +20,7 @@ from holdfast.groups import rules
 from holdfast.groups.handles import ChainInvocation, InvocationGroup, handle_of
 from holdfast.groups.records import GroupRecord
 from holdfast.groups.service import Groups
+from holdfast.groups.words import Composed
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
 from holdfast.model.records import Follow, InvocationRecord, NextCall, Terms
@@ -63,7 +64,7 @@ class AnySubmittable(Protocol):
     ) -> Invocation[Any]: ...
 
 
-class TaskCall(Generic[R]):
+class TaskCall(Composed, Generic[R]):
     """A call of a task, with its arguments: ``add.s(1, 2)``."""
 
     def __init__(
@@ -99,7 +100,7 @@ class TaskCall(Generic[R]):
         return self.task.link(engine, self.args, self.kwargs, takes=self.takes)
 
 
-class Chain(Generic[R]):
+class Chain(Composed, Generic[R]):
     """Calls one after another, each with the result of the one before."""
 
     def __init__(self, calls: tuple[TaskCall[Any], ...], error: TaskCall[Any] | None = None) -> None:
@@ -125,6 +126,8 @@ class Chain(Generic[R]):
         """Return the chain with a call for the case that a link does not succeed. It takes a dict: `invocation`,
         `task`, `status`, `type` and `message`.
         """
+        if self.error is not None:
+            raise UsageError(f"on_error() is given already: {self.error}; have that task submit the other one")
         found = as_chain(call)
         if len(found.calls) != 1 or found.error is not None:
             raise UsageError("on_error() takes one call: have that task submit what is to follow it")
@@ -171,7 +174,7 @@ class Chain(Generic[R]):
             raise KeyTaken(f"the key of {found.task} belongs to {id}, which other calls follow: use another key")
 
 
-class Group(Generic[R]):
+class Group(Composed, Generic[R]):
     """Calls that belong together: `group` makes it."""
 
     def __init__(
@@ -206,6 +209,8 @@ class Group(Generic[R]):
         """Return the group with a call, or chain, for when all members have ended and not all have succeeded. It takes
         a list of dicts about those. Without it, the call of `then` fails then, and is not run.
         """
+        if self._error is not None:
+            raise UsageError(f"on_error() is given already: {self._error}; give it a chain")
         return self._with(error=as_chain(call))
 
     def _with(self, **changed: Any) -> Group[R]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.msgpack import Ext
 
-from holdfast.codec import MARK, DataCodec, ErrorRecord, Payload, Reference, SizeLimits, references
+from holdfast.codec import MARK, DataCodec, ErrorRecord, NamePayload, Payload, Reference, SizeLimits, references
 from holdfast.codec.payloads import Spill, split
+from holdfast.codec.sealing import refuse_sealed
 from holdfast.errors import NotDecodable
 from holdfast.ids import MOST_NUMBERED, InvocationId, derived_id, made_at, numbered_id
 from holdfast.model.records import InvocationRecord, NextCall
@@ -79,13 +80,20 @@ def following(link: NextCall, result: bytes) -> Passed:
     """Return the call of a link whose first argument is a result, as it was encoded."""
     if not link.takes:
         return Passed(link.call.arguments)
+    refuse_sealed(result)
     refers, body = split(result)
     args, kwargs = _call.decode(link.call.arguments)
     data = _pack(([msgspec.Raw(bytes(body)), *args], kwargs))
     return Passed(result[: len(result) - len(body)] + data, stored=refers)
 
 
-def collected(link: NextCall, values: Sequence[bytes], payloads: Mapping[str, bytes], limits: SizeLimits) -> Passed:
+def collected(
+    link: NextCall,
+    values: Sequence[bytes],
+    payloads: Mapping[str, bytes],
+    limits: SizeLimits,
+    name_of: NamePayload | None = None,
+) -> Passed:
     """Return the call of a link whose first argument is the list of these values, as they were encoded. What they refer
     to is among the `payloads`, and becomes part of the list. Raises `Refused` if the list is too large.
     """
@@ -95,7 +103,7 @@ def collected(link: NextCall, values: Sequence[bytes], payloads: Mapping[str, by
     whole = _pack([msgspec.Raw(plain(value, payloads)) for value in values])
     if len(whole) + len(link.call.arguments) <= limits.inline:
         return Passed(_pack(([msgspec.Raw(whole), *args], kwargs)))
-    spill = Spill(limits)
+    spill = Spill(limits, None, name_of)
     packed = spill.packed(_pack(([spill.put_out(whole).ext, *args], kwargs)))
     return Passed(packed.data, new=packed.payloads)
 
@@ -104,6 +112,7 @@ def plain(value: bytes, payloads: Mapping[str, bytes]) -> bytes:
     """Return an encoded value without references. A result refers to one payload at most, which is all of it."""
     if value[:1] != MARK:
         return value
+    refuse_sealed(value)
     (reference,), body = split(value)
     ext = msgspec.msgpack.decode(body)
     if not isinstance(ext, Ext) or reference.digest not in payloads:

@@ -211,7 +211,8 @@ class Groups:
         try:
             fetched = await self._engine.payloads.fetch(rules.wanted(results)) if link.takes and not failed else {}
             values = [rules.DATA.encode(failure) for failure in failures] if failed else results
-            call = rules.collected(link, values, fetched, self._engine.limits)
+            name_of = self._engine.codec.name_payload
+            call = rules.collected(link, values, fetched, self._engine.limits, name_of)
         except Refused as refused:
             return self._refused(record, link, f"the list of what its group leaves {refused.why}"), ()
         except (PayloadLost, NotDecodable) as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.errors import UsageError
 
 _SUBMIT = "{name}.submit(…)"
 _OPTIONS = "{name}.options(delay=…, queue=…).submit(…)"
@@ -33,6 +36,26 @@ OPTIONS: Mapping[str, str] = {
     "link": "{name}.s(…).then(…)",
     "link_error": "{name}.s(…).on_error(…)",
 }
+
+
+CALLS: Mapping[str, str] = dict.fromkeys(("delay", "apply_async", "send", "run", "enqueue", "apply", "kiq"), "submit()")
+"""Methods of calls, chains and groups elsewhere."""
+
+
+class Composed:
+    """Calls that belong together: says our word for what other libraries have on them."""
+
+    if not TYPE_CHECKING:  # else nothing would be known to be missing
+
+        def __getattr__(self, word: str) -> Any:
+            ours = CALLS.get(word)
+            said = "" if ours is None else f"{self!r:.200} has no method {word}(): write {ours}"
+            raise AttributeError(
+                said or f"{type(self).__name__!r} object has no attribute {word!r}", name=word, obj=self
+            )
+
+    def __or__(self, other: object) -> NoReturn:
+        raise UsageError(f"calls are not put together by |: write {self!r:.200}.then({other!r:.200})")
 
 
 def of_method(name: str, word: str) -> str:

@@ -17,7 +17,7 @@ from holdfast.model.cancellation import must_end_by
 from holdfast.model.eligibility import Reason, Standing, held_back, lane_obstacle, offer_of
 from holdfast.model.limits import Limit
 from holdfast.model.names import unversioned
-from holdfast.model.parking import what_helps
+from holdfast.model.parking import LOCKED, what_helps
 from holdfast.model.queues import QueuePause
 from holdfast.model.rates import WAITS_FOR_START, Bucket, shown_key
 from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
@@ -79,6 +79,8 @@ def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
         return Explanation(reasons=reasons, text=" ".join([_by_status(record, around), *_followed(record)]))
     first, *others = [f"{_SAYS[reason](record, around)}." for reason in reasons] or [_free(record, around)]
     asked = [f"It is {record.cancellation}: its next owner lets it clean up."] if record.cancellation else []
+    if record.reason.startswith(LOCKED):
+        asked.append(f"Of late {record.reason}. {what_helps(record)}")
     more = [*asked, *_expires(record, around), *_followed(record)]
     text = " ".join([first, *[f"Besides, {other}" for other in others], *more])
     return Explanation(reasons=reasons, text=text)

@@ -87,7 +87,7 @@ def _counted(name: str, given: object) -> Amount:
         number = index(given)
     else:
         raise UsageError(f"progress({name}={given!r:.80}): expected a number")
-    if not math.isfinite(number) or abs(number) > _LARGEST:
+    if not (abs(number) <= _LARGEST):  # nor is it if it is no number at all
         raise UsageError(f"progress({name}={given!r:.80}): expected a number that can be counted to")
     return number
 
@@ -127,7 +127,7 @@ def check_attributes(there: Mapping[str, str], changes: Mapping[str, object]) ->
             raise UsageError(
                 f"{name}={value!r:.80}: an attribute is a text of 1 to {MAX_ATTRIBUTE_CHARACTERS} characters"
             )
-        if cleaned(name + value) != name + value:
+        if cleaned(name + value) != name + value or "\0" in name + value:  # SQLite cuts texts in JSON at U+0000
             raise NotEncodable(f"{name!r:.80}={value!r:.80}: an attribute has a character that no store can hold")
     if (count := len({*there, *changes})) > MAX_ATTRIBUTES:
         raise UsageError(f"an invocation has at most {MAX_ATTRIBUTES} attributes, and these would be {count}")

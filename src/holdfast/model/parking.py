@@ -17,6 +17,18 @@ DAMAGED = "its stored arguments are damaged"
 GONE = "its arguments cannot be had"
 MISMATCH = "the code does not fit the recorded log"
 MISSING = "a resource is missing"
+LOCKED = "it is encrypted with the key"
+_LONGEST_LOCK_SECONDS = 60.0
+
+
+def lacks_key(key: str, owner: str) -> str:
+    """Return why a worker hands back what it cannot read: another worker may have the key."""
+    return f"{LOCKED} '{key}', which the worker {owner} lacks"
+
+
+def lock_seconds(epoch: int) -> float:
+    """Return how long such an invocation waits for a worker with the key, by how often it was claimed."""
+    return min(_LONGEST_LOCK_SECONDS, 2.0 ** min(epoch, 10))
 
 
 def unfit_code(fingerprint: str, recorded_python: str, why: str = "") -> str | None:
@@ -49,6 +61,8 @@ def what_helps(record: InvocationRecord) -> str:
             "Submit a call with the same value, or restore the payload from a backup, see docs/guides/payloads.md, "
             f"and then: holdfast wake {record.id}"
         )
+    if record.reason.startswith(LOCKED):
+        return "Give that runner the key (encryption_keys), or start a runner that has it."
     if record.reason.startswith(MISSING):
         return (
             "Let a lifespan of the app yield it, see docs/guides/around-a-call.md. Each worker that starts tries "

@@ -63,7 +63,10 @@ def rate_of(text: object, burst: object = None, *, waits: bool = True) -> Rate:
     found = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*(\S.*?)\s*", text) if isinstance(text, str) else None
     if found is None:
         raise UsageError(f'rate={text!r:.80}: expected calls and a time, such as "100/m", "5/10s" or "1000/h"')
-    count, seconds = int(found[1]), length_of("rate", _SHORT.get(found[2], found[2]))
+    try:
+        count, seconds = int(found[1]), length_of("rate", _SHORT.get(found[2], found[2]))
+    except UsageError as error:
+        raise UsageError(f'rate={text!r:.80}: {found[2]!r:.40} is no time; write it like "100/m" or "5/10s"') from error
     if not 1 <= count <= MAX_COUNT or not 0.001 <= seconds <= LONGEST_SECONDS:
         raise UsageError(f"rate={text!r:.80}: expected 1 to {MAX_COUNT:,} calls in a time from 1ms to 366d")
     if burst is None:
@@ -115,10 +118,16 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: tuple[tuple[str, Moment], ...] = ()  # the last calls that took a start, and when
 
     def under(self, rate: Rate) -> Bucket:
-        """Return the bucket under a rate: the starts that were used come back at the pace of that rate."""
+        """Return the bucket under a rate: the starts that were used come back at the pace of that rate.
+
+        A larger burst begins without its new starts. Else two runners that know different rates, as during a deploy,
+        would fill the bucket each time they take turns.
+        """
         if (rate.interval, rate.burst) == (self.interval, self.burst):
             return self
         missing = max(0.0, self.full_at - self.at) / self.interval
+        if self.taken:
+            missing += max(0, rate.burst - self.burst)
         full_at = min(self.at + min(missing, rate.burst) * rate.interval, LATEST)
         ahead = None if self.ahead is None else min(self.ahead, self.at + rate.interval)
         since = self.since if self.full_at <= self.at else min(self.since, full_at)

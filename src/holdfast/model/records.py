@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.codec import MARK, ErrorRecord, references
+from holdfast.codec.sealing import head_of
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, ahead, corrupt
@@ -54,6 +55,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     at: Moment
     error: ErrorRecord
     due_at: Moment | None = None  # of the first failure: when that attempt was due
+    trace: str = ""  # its span, as traceparent of W3C
 
 
 KEY_SECONDS = 86_400.0
@@ -75,6 +77,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: InvocationId | None = None  # the group that wants to know of its end
     effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
     attributes: Mapping[str, str] | None = None  # that it began with
+    trace: Mapping[str, str] | None = None  # the span of its submit: traceparent, tracestate; or the link of a rerun
     rate_key: str | None = None  # those with the same key share a rate of how many start in a time
 
 
@@ -437,6 +440,7 @@ class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     size: Count
     pieces: Count
     first: Piece
+    is_sealed: bool = False  # it was encrypted, and is what its name says: not stored
 
 
 class Collected(NamedTuple):
@@ -452,7 +456,9 @@ def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, .
     for part in encoded:
         data = part.data if isinstance(part, ErrorRecord) else part
         if isinstance(data, bytes) and data[:1] == MARK:
-            found.update(dict.fromkeys(reference.digest for reference in references(data)))
+            sealed = head_of(data)
+            named = references(data) if sealed is None else sealed.references
+            found.update(dict.fromkeys(reference.digest for reference in named))
     return tuple(found)
 
 

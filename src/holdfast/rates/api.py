@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord, UsageError
 from holdfast.model.changes import MoveUp
@@ -39,6 +40,7 @@ from holdfast.store.contract import Filter
 
 _MAX_KEYS = 1000
 _AT_ONCE = 1000
+_MAX_PAGES = 10
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,9 +206,13 @@ class LimitAccess:
     async def _move_up(self, engine: Engine, name: str) -> None:
         """Let calls that are due at a start of the old rate be looked at now: they get one of the new rate."""
         now, tasks = engine.store.now(), {task.name for task in self._by_name().get(name, [])}
-        where = Filter(statuses=frozenset({Status.REROUTED}), tasks=frozenset(tasks))
-        found = await engine.store.find(engine.app, where, _AT_ONCE) if tasks else []
-        late = [r for r in found if r.due_at > now and name_of_rate(r.terms.rate_key or "") == name]
+        where = Filter(statuses=frozenset({Status.REROUTED}), tasks=frozenset(tasks))  # of all, if no code is known
+        late, found = [], await engine.store.find(engine.app, where, _AT_ONCE)
+        for _ in range(_MAX_PAGES):
+            late += [r for r in found if r.due_at > now and name_of_rate(r.terms.rate_key or "") == name]
+            if len(found) < _AT_ONCE:
+                break
+            found = await engine.store.find(engine.app, replace(where, before_id=found[-1].id), _AT_ONCE)
         if late:
             await engine.store.apply([MoveUp(app=engine.app, id=record.id, due_at=now) for record in late])
             engine.hub.send(work_hint([(record.lane, now, record.priority) for record in late]))

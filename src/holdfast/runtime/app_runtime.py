@@ -29,11 +29,12 @@ import msgspec
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, Payload
+from holdfast.codec.sealing import ring_of
 from holdfast.errors import BlockingCall, ConfigurationError, CorruptRecord, StoreError, UsageError
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import Ids, InvocationId
-from holdfast.masking import mask_url
+from holdfast.masking import hide_also, mask_url
 from holdfast.model.decoding import RATE
 from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
@@ -43,6 +44,7 @@ from holdfast.model.records import InvocationRecord, Terms
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.pauses import pauses_of
 from holdfast.runtime.runs import RunForks, RunLooks
 from holdfast.runtime.streams import StreamReads
@@ -52,6 +54,7 @@ from holdfast.store.contract import Filter, Order, Store
 from holdfast.telemetry.events import DutyFailed
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import here
+from holdfast.tracing import Tracer
 
 _OPEN = frozenset(Status) - FINAL
 _MAX_HOLDERS = 10_000
@@ -455,6 +458,9 @@ class AppRuntime:
         self.url = url
         self.settings = settings
         self.codec = Codec()
+        if (ring := ring_of(settings.encryption_keys, settings.encryption_keys_file)) is not None:
+            self.codec.name_payload = ring.name_payload
+        hide_also(settings.secret_names)
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
         self.verifiers: dict[str, Callable[..., object]] = {}  # of webhooks, by name
@@ -463,6 +469,8 @@ class AppRuntime:
         self.rng = random.Random()
         self.ids = Ids(self.clock, self.rng)
         self.telemetry = logging_telemetry(self.clock.monotonic)
+        self.measures: MeasurePort | None = None  # the app sets it, if metrics are on
+        self.tracer: Tracer | None = None  # likewise, of tracing
         self.listeners: Any = None  # `holdfast.around.listeners.Listeners`; the app sets it
         self.runners: set[EndableRunner] = set()  # that run
         self.make_handle: Callable[[], EngineHandle] | None = None  # what a test has put in the place of the usual
@@ -482,6 +490,11 @@ class AppRuntime:
     def definitions(self) -> list[TaskDefinition]:
         """Return the tasks that a runner serves."""
         return list({task.name: task.definition for task in self.tasks.values()}.values())
+
+    @property
+    def has_code(self) -> bool:
+        """Return whether this process knows a task of the app. Else only what needs no code can be offered."""
+        return any(not definition.is_hidden for definition in self.definitions)
 
     def ready(self, session: object = None) -> Engine:
         """Return the engine, opened; `session` is that of a user's own transaction."""
@@ -532,6 +545,8 @@ class AppRuntime:
             "settings": self.settings,
             "url": self.url,
             "store": given,
+            "measures": self.measures,
+            "tracer": self.tracer,
         }
         return functools.partial(self._compose, **made)
 

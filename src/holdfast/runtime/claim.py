@@ -148,6 +148,7 @@ class Claimer:
         self._outage = outage
         self._permit = permit
         self._owner = owner
+        self.is_bounded = limits.is_bounded
         self._limits = limits if limits.is_bounded else None
 
     def _now(self) -> float:
@@ -419,23 +420,26 @@ class Reserve:
                 del self._averages[task]
         return max((average for average, _ in self._averages.values()), default=None)
 
-    def room(self, now: float) -> int:
-        """Return how many more may be claimed ahead: 0 before the first call has ended, since nothing is known yet."""
-        slowest = self._slowest(now)
-        if slowest is None:
-            return 0
-        soon = self._slots * self._ahead_seconds / max(slowest, 0.001)
-        capacity = min(int(soon), self._slots * MAX_TIMES)
-        room = capacity - len(self._waiting)
-        return room if room > self._slots and room * 2 >= capacity else 0  # less would not be worth the round trips
+    def room(self, now: float, bounded: int = 0) -> int:
+        """Return how many more may be claimed ahead: 0 before the first call has ended, since nothing is known yet.
 
-    def begins_at_once(self, count: int, now: float) -> bool:
+        `bounded` slots are those of calls under limits and rates, for which what lies here may wait for long.
+        """
+        slowest, slots = self._slowest(now), self._slots - bounded
+        if slowest is None or slots <= 0:
+            return 0
+        soon = slots * self._ahead_seconds / max(slowest, 0.001)
+        capacity = min(int(soon), slots * MAX_TIMES)
+        room = capacity - len(self._waiting)
+        return room if room > slots and room * 2 >= capacity else 0  # less would not be worth the round trips
+
+    def begins_at_once(self, count: int, now: float, bounded: int = 0) -> bool:
         """Return whether so many calls are short enough to be marked as RUNNING before their slot is free.
 
         The last of them waits for less than a tenth of a second, and its start needs no write of its own.
         """
-        slowest = self._slowest(now)
-        return slowest is not None and (len(self._waiting) + count) * slowest / self._slots < AT_ONCE_SECONDS
+        slowest, slots = self._slowest(now), self._slots - bounded
+        return slowest is not None and slots > 0 and (len(self._waiting) + count) * slowest / slots < AT_ONCE_SECONDS
 
     def ids(self) -> set[str]:
         return {record.id for _, record in self._waiting}

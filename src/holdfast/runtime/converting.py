@@ -8,14 +8,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
+from holdfast.codec.secret import Secret
 from holdfast.errors import UsageError
 from holdfast.executors.call import bind
 from holdfast.runtime.definition import TaskDefinition
-from holdfast.runtime.fitting import hint_of
+from holdfast.runtime.fitting import hint_of, is_secret
 from holdfast.showing import describe
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -48,6 +49,9 @@ def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any
     hint = hint_of(task.function, parameter)
     if hint is parameter.empty:
         return parsed(text)
+    if is_secret(hint):
+        inner = get_args(hint)
+        return converted(text, inner[0]) if get_origin(hint) is Secret and inner[0] in (str, bytes) else parsed(text)
     try:
         return converted(text, hint)
     except Unsupported:

@@ -23,6 +23,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
+from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.payloads import PayloadCache, PayloadStore
 from holdfast.runtime.streams import ChunkPort
 from holdfast.runtime.submit import Submitter
@@ -30,6 +31,7 @@ from holdfast.runtime.wait import Watcher
 from holdfast.settings import Settings
 from holdfast.store.contract import Store
 from holdfast.telemetry import Telemetry
+from holdfast.tracing import Tracer
 
 Receive = Callable[[Sequence[InvocationRecord]], Awaitable[Collection[str]]]
 """Takes ended invocations; returns the ids of those whose receiver takes no more now."""
@@ -103,12 +105,14 @@ class Engine:
         self.codec = codec or Codec()
         self.settings = settings or Settings()
         self.telemetry = telemetry
+        self.measures: MeasurePort | None = None  # if metrics are on
+        self.tracer: Tracer | None = None  # if tracing is on
         self.hub = Hub(telemetry)
         self.make_run_executor: MakeRunExecutor | None = None
         self.read_progress: ReadProgress | None = None
         self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
-        self.foreign: Any = None  # `holdfast.runtime.runs.ForeignRuns`
+        self.foreign: Any = None  # `holdfast.runtime.foreign.ForeignRuns`
         self.payload_cache = PayloadCache(self.settings.payload_cache)
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)
@@ -154,8 +158,12 @@ class Engine:
         """Open the store. `session`: see `holdfast.store.contract.Store.open`."""
         await (self.store.open() if session is None else self.store.open(session))
         self.hub.connect(self.store.hints())
+        if self.measures is not None:
+            self.measures.begin()
 
     async def close(self) -> None:
+        if self.measures is not None:
+            self.measures.end()
         await self.outbox.finish()
         for part in [*self._parts.values(), self.submitter]:
             if hasattr(part, "close"):

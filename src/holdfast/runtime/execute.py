@@ -50,6 +50,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.notes import NoteWriter
 from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
+from holdfast.tracing import CallSpan
 
 if TYPE_CHECKING:
     from holdfast.runtime.waits import WorkerWaits
@@ -118,6 +119,8 @@ class RunningCalls:
         self.runs = 0
         self.waits: WorkerWaits | None = None  # of the worker, which sets it
         self.notes = NoteWriter(engine, worker.tasks, self.records.get)
+        self._tracer = engine.tracer if not engine.is_core else None
+        self._spans: dict[str, CallSpan] = {}  # of the calls that run, by key
         self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:
@@ -232,6 +235,7 @@ class RunningCalls:
                 self._forget(record.id)
                 continue
             self._began[record.id] = now
+            span = None if self._tracer is None else self._tracer.attempt(record)
             call = Call(
                 record.id,
                 task.name,
@@ -248,9 +252,13 @@ class RunningCalls:
                 waits=self.waits if record.run is None else None,
                 notes=self.notes.of if record.run is None else None,
                 around=self.around_of(task) if self._is_surrounded and record.run is None else None,
+                span=span,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
+            if span is not None:
+                self._end_span(call.key, LetGo())  # of a life of a run, which is about to leave
+                self._spans[call.key] = span
             if record.has_streams and record.run is None and self._chunks is not None:
                 self._chunks.begin_again(call)
             batches.setdefault(kind, []).append(call)
@@ -328,6 +336,8 @@ class RunningCalls:
         ended, not_begun, now = [], list[InvocationRecord](), _loop_time()
         for key, outcome in outcomes:
             id = key
+            if self._spans:
+                outcome = self._end_span(key, outcome)
             if self.abandoned or self._keys:
                 if key in self.abandoned:
                     self.abandoned.discard(key)
@@ -363,6 +373,13 @@ class RunningCalls:
             self._worker.hand_back(not_begun, _BLOCKED)
         self._worker.end(ended)
 
+    def _end_span(self, key: str, outcome: Outcome) -> Outcome:
+        """End the span of a call, and return its outcome, which names the span if another attempt may link to it."""
+        if (span := self._spans.pop(key, None)) is None:
+            return outcome
+        span.end(outcome, "its time was over" if self._stopper.is_late(key.partition("~")[0]) else "")
+        return outcome._replace(trace=span.carrier.get("traceparent", "")) if isinstance(outcome, Raised) else outcome
+
     def cancel(self, record: InvocationRecord, grace_seconds: float) -> None:
         """End an invocation that its owner runs; called once or more."""
         mine = self.records.get(record.id)
@@ -386,6 +403,8 @@ class RunningCalls:
     def _give_up(self, id: str, in_the_end: InTheEnd) -> None:
         """Go on without a call that cannot be stopped. Its slot is taken until it ends."""
         key = self._keys.pop(id, id)
+        if (span := self._spans.pop(key, None)) is not None:
+            span.end(INTERRUPTED, _STILL_RUNS)
         if self._chunks is not None and self._chunks.cut(key, "the call did not end in time"):
             self._mark(id)
         record = self._forget(id)
@@ -417,6 +436,8 @@ class RunningCalls:
 
     async def close(self) -> None:
         self._stopper.close()
+        for key in tuple(self._spans):
+            self._end_span(key, INTERRUPTED)
         await cancel_tasks(*self._fetching)
         await self.notes.close()
         for executor in self._executors.values():
@@ -494,6 +515,10 @@ class CallStopper:
         if is_late and not is_asked and isinstance(outcome, Interrupted | Raised) and outcome is not NOT_BEGUN:
             return timed_out(record, self._codec)
         return outcome
+
+    def is_late(self, id: str) -> bool:
+        """Return whether its time is over."""
+        return id in self._late
 
     def forget(self, id: str) -> None:
         self._silence(id)

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.codec.classes import type_name
+from holdfast.codec.secret import Secret
 from holdfast.errors import ArgumentsDoNotFit
 
 _WIDER: dict[type, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
@@ -88,6 +90,34 @@ def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         return typing.get_type_hints(alone, names, include_extras=True)["it"]
     except Exception:  # a name that only a type checker sees, or anything that an annotation may do when evaluated
         return parameter.empty
+
+
+_SECRET = re.compile(r"\bSecret\b")
+
+
+def secret_parameters(function: Callable[..., Any], signature: inspect.Signature) -> frozenset[str]:
+    """Return the names of the parameters that are annotated with `Secret`."""
+    named = [each for each in signature.parameters.values() if _SECRET.search(str(each.annotation))]
+    return frozenset(each.name for each in named if is_secret(hint_of(function, each)))
+
+
+def is_secret(hint: Any) -> bool:
+    """Return whether an annotation is `Secret`, or that or None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(map(is_secret, typing.get_args(hint)))
+    return Secret in (hint, typing.get_origin(hint))
+
+
+def with_secrets(
+    names: frozenset[str], signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, with these wrapped in `Secret` where they are not."""
+
+    def wrapped(name: str, value: Any) -> Any:
+        return Secret(value) if name in names and value is not None and not isinstance(value, Secret) else value
+
+    positional = tuple(map(wrapped, signature.parameters, args)) + args[len(signature.parameters) :]
+    return positional, {name: wrapped(name, value) for name, value in kwargs.items()}
 
 
 def misfit_of(value: Any, hint: Any, path: str, depth: int = 0) -> Misfit | None:

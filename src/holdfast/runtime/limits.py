@@ -55,6 +55,7 @@ class Limits:
         self._rates = rates or {}
         self.is_bounded = any(self._limits.values()) or any(self._rates.values())
         self._changed = engine.part(ChangedLimits)
+        self._seen: Mapping[str, LimitChange] = {}  # the changes that the last sweep went by
         self._next_looks: dict[str, float] = {}  # by the key of a rate: when its waiters may have been forgotten
         self._freed: Counter[str] = Counter()
         self._pump: asyncio.Task[None] | None = None
@@ -135,6 +136,8 @@ class Limits:
         if not self.is_bounded:
             self._next_sweep = now + FOREIGN_SECONDS
         await self.refresh()
+        if self._seen != self._changed.changes:  # under another rate a waiter may be late by now
+            self._seen, self._next_looks = self._changed.changes, {}
         held = dict(await self._store.waiting_keys(self._app))
         rated = {key: held.pop(key) for key in list(held) if is_rate_key(key)}
         self._sent = {key: sent for key, sent in self._sent.items() if key in held or key in rated}
@@ -157,7 +160,9 @@ class Limits:
         return len(gone)
 
     async def _forgotten(self, keys: Collection[str], now: float) -> list[Release]:
-        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is."""
+        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is; and for those
+        that their bucket does not know: two claims were at work at once, and no other claim lets them go on.
+        """
         self._next_looks = {key: at for key, at in self._next_looks.items() if key in keys}
         looks = sorted(key for key in keys if self._next_looks.get(key, now) <= now)[:_AT_ONCE]
         found = {each.name: each for each in await self._store.entries(self._app, RATE, looks)} if looks else {}
@@ -169,9 +174,9 @@ class Limits:
             if bucket is not None and name in rates:
                 bucket = bucket.under(self._changed.rate(name, rates[name]))
             count = 1 if bucket is None else min(_AT_ONCE, max(1, bucket.left(now)))
-            if name in self._rates and self._rates[name] is None:
+            if name in self._rates and name not in rates:
                 count = _AT_ONCE  # the task has no rate any more
-            elif bucket is not None and now < bucket.stalled_at():
+            elif bucket is not None and bucket.waiting and now < bucket.stalled_at():
                 self._next_looks[key] = bucket.stalled_at()
                 continue
             waiting, unserved = await self._on_their_way(key)
@@ -223,22 +228,22 @@ class ChangedLimits:
         self._app = engine.app
         self._clock = engine.clock
         self._stale_at = float("-inf")
-        self._changes: Mapping[str, LimitChange] = {}
+        self.changes: Mapping[str, LimitChange] = {}
 
     async def refresh(self) -> None:
         """Read the changes, unless they were read lately."""
         if self._clock.monotonic() >= self._stale_at:
-            self._changes = await changes_of(self._store, self._app)
+            self.changes = await changes_of(self._store, self._app)
             self._stale_at = self._clock.monotonic() + FRESH_SECONDS
 
     def limit(self, task: str, declared: Limit) -> Limit:
         """Return the limit of a task that is in force."""
-        change = self._changes.get(task)
+        change = self.changes.get(task)
         return declared if change is None or change.limit is None else replace(declared, max_running=change.limit)
 
     def rate(self, name: str, declared: Rate) -> Rate:
         """Return the rate of a task, or of a name that tasks share, that is in force."""
-        change = self._changes.get(name)
+        change = self.changes.get(name)
         return declared if change is None else change.rate_after(declared)
 
 

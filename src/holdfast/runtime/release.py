@@ -166,6 +166,8 @@ def change_after(
             at=at,
             why=f"{raised.why}; {decision.why}",
         )
+        if raised.trace and isinstance(change.errors, tuple):
+            change = replace(change, errors=(*change.errors[:-1], replace(change.errors[-1], trace=raised.trace)))
         return change if noted is UNSET else replace(change, attributes=noted)
     why = f"{raised.why}; {decision.why}" if decision.why else raised.why
     change = changes.failed(record, error=raised.error, operation=operation, at=at, why=why)

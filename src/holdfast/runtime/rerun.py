@@ -15,6 +15,7 @@ from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, regi
 from holdfast.model.status import FINAL
 from holdfast.runtime.app_runtime import DeclaredTask
 from holdfast.runtime.engine import Engine
+from holdfast.tracing import linked
 
 _TIME_CHARACTERS = 10  # of an id: the millisecond
 
@@ -133,7 +134,13 @@ class Rerunner:
             follow = msgspec.structs.replace(follow, chain=None, place=0)
         effects_key = None if new_key else record.key_of_effects
         terms = msgspec.structs.replace(
-            record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None, follow=follow, group=None
+            record.terms,
+            key_seconds=KEY_SECONDS,
+            key_until=None,
+            start_by=None,
+            follow=follow,
+            group=None,
+            trace=linked(record.terms.trace),
         )
         fresh = InvocationRecord(
             id=self._id(record.id, request),

@@ -37,8 +37,9 @@ from holdfast.model.changes import Applied, Change
 from holdfast.model.crashes import has_begun_before
 from holdfast.model.limits import is_bounded
 from holdfast.model.names import counted
-from holdfast.model.parking import may_fit, unfit_code
+from holdfast.model.parking import lacks_key, lock_seconds, may_fit, unfit_code
 from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
+from holdfast.model.sealing import sealed_in
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
@@ -346,7 +347,7 @@ class Worker:
         if not demand.look or self._prefetching is not None:
             return
         ahead = self._ahead and demand.expected > self._concurrency and not demand.slot_next
-        if ahead and self._reserve.room(self._loop_time()):
+        if ahead and self._reserve.room(self._loop_time(), self._bounded()):
             self._prefetching = asyncio.create_task(self._prefetch())
         else:
             await self._claim_now()
@@ -493,11 +494,16 @@ class Worker:
         self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
         return claimed.records
 
+    def _bounded(self) -> int:
+        """Return how many slots calls under limits and rates have, which may keep them for long."""
+        return sum(map(is_bounded, self._running.records.values())) if self._claimer.is_bounded else 0
+
     async def _prefetch(self) -> None:
         try:
             now = self._loop_time()
-            room = self._reserve.room(now)
-            start = self._begins_ahead and self._reserve.begins_at_once(room, now)
+            bounded = self._bounded()
+            room = self._reserve.room(now, bounded)
+            start = self._begins_ahead and self._reserve.begins_at_once(room, now, bounded)
             claimed = await self._claim(room, start=start, limited=False)
             if self._fenced:
                 self.hand_back(list(claimed), self._why_cut_off())
@@ -563,6 +569,10 @@ class Worker:
         if self._fenced or self._has_drained or not self._permit.holds():
             self.hand_back(list(records), _STOPS if self._has_drained else self._why_cut_off())
             return
+        if locked := [record for record in records if sealed_in(record)]:
+            for record in locked:
+                self.hand_back([record], lacks_key(sealed_in(record), self.owner), lock_seconds(record.epoch))
+            records = [record for record in records if record not in locked]
         for record in records:
             if record.terms is not PLAIN and record.terms.start_by is not None:
                 records = self._in_time(records)
@@ -654,7 +664,7 @@ class Worker:
         now = self._loop_time()
         counted = self._throughput.current(now)
         for record, outcome, seconds in ended:
-            if self._ahead:
+            if self._ahead and not (self._claimer.is_bounded and is_bounded(record)):  # no claim ahead takes such calls
                 self._reserve.learn(record.task, seconds, now)
             fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
             if isinstance(outcome, Unfit) and fingerprint is not None:

@@ -14,7 +14,7 @@ from holdfast.model.records import Entry
 from holdfast.runtime.engine import COUNTED_AT_ONCE, Engine
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.stats.records import StatsFile, file_entry
-from holdfast.stats.rules import LATE_SECONDS, MINUTE, WORKERS, Cells, count_all, name_of
+from holdfast.stats.rules import LATE_SECONDS, MINUTE, WORKERS, Cells, count_all, name_of, without_messages
 from holdfast.telemetry.events import DutyFailed
 
 FLUSH_SECONDS = 10.0
@@ -65,6 +65,8 @@ class Counters:
             return
         batches = written[:]
         written.clear()
+        if self._engine.codec.name_payload is not None:
+            batches = [without_messages(batch) for batch in batches]
         count_all(self._cells_of, batches, self._store.now())
 
     def _cells_of(self, start: int) -> Cells:

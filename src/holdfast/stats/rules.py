@@ -20,6 +20,7 @@ from holdfast.masking import mask_url
 from holdfast.model.changes import Applied, Change, Verdict
 from holdfast.model.decoding import Count, Moment, Seconds
 from holdfast.model.records import InvocationRecord
+from holdfast.model.sealing import HIDDEN
 from holdfast.model.status import Status
 
 MINUTE, HOUR = 60, 3600
@@ -278,6 +279,22 @@ _LOST = frozenset({Status.RUNNING_RECOVERY, Status.KILLED})
 
 Written = tuple[Sequence[tuple[InvocationRecord, Change]], Sequence[Verdict]]
 CURRENT_SECONDS = 60.0
+
+
+def without_messages(written: Written) -> Written:
+    """Return changes without the messages of their errors: an app that encrypts keeps only their types in the clear."""
+    wanted, verdicts = written
+    return [(record, _without_message(change)) for record, change in wanted], verdicts
+
+
+def _without_message(change: Change) -> Change:
+    if isinstance(change.error, ErrorRecord):
+        return msgspec.structs.replace(change, error=msgspec.structs.replace(change.error, message=HIDDEN))
+    if isinstance(change.errors, tuple) and change.errors:
+        last = change.errors[-1]
+        shown = msgspec.structs.replace(last, error=msgspec.structs.replace(last.error, message=HIDDEN))
+        return msgspec.structs.replace(change, errors=(*change.errors[:-1], shown))
+    return change
 
 
 def count_all(cells_of: Callable[[int], Cells], batches: Sequence[Written], now: float) -> None:

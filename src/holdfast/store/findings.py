@@ -12,6 +12,7 @@ from holdfast.model.names import counted
 from holdfast.store.contract import Finding
 
 SHOWN = 5
+_WALK = 1000  # records, after which a reader is told
 
 
 def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Finding:
@@ -31,9 +32,12 @@ def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Find
 
 
 class Reading:
-    """Counts readable and corrupt records. Pages come in the order of their logs, so that a missing one is noticed."""
+    """Counts readable and corrupt records, and tells how many were read. Pages come in the order of their logs, so that
+    a missing one is noticed.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, walked: Callable[[int], object]) -> None:
+        self._walked = walked
         self.after_gaps: list[tuple[Page, int]] = []  # pages that do not follow, and where each was expected
         self._seen = 0
         self._bad: Counter[str] = Counter()
@@ -43,6 +47,8 @@ class Reading:
 
     def read(self, decode: Callable[[], object]) -> None:
         self._seen += 1
+        if not self._seen % _WALK:
+            self._walked(_WALK)
         try:
             record = decode()
         except CorruptRecord as error:

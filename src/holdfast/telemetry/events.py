@@ -7,14 +7,14 @@ store reports to its observer becomes events here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.model.changes import Change
+from holdfast.model.changes import Change, Verdict
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 
@@ -100,6 +100,13 @@ class Settled(Event, frozen=True):
 
 class RanHere(Settled, frozen=True):
     """A caller has tried a call itself. The change is what followed from it, and is not stored."""
+
+
+class ChangesWritten(Event, frozen=True):
+    """The engine has asked the store for these changes, each to its record, and this is what became of them."""
+
+    wanted: Sequence[tuple[InvocationRecord, Change]]
+    verdicts: Sequence[Verdict]
 
 
 class Failed(Settled, frozen=True):
@@ -454,6 +461,12 @@ class TriggersNotPublished(OfStore, frozen=True):
 # --- the web app
 
 
+class RecordsWalked(Event, frozen=True):
+    """So many more stored records were looked at, by work that looks at all of a kind."""
+
+    count: int
+
+
 class WebServing(Event, frozen=True):
     """The server of ``holdfast monitor`` answers at this address."""
 
@@ -644,6 +657,7 @@ _REPORTS: dict[str, Callable[[Facts], Event]] = {
     "index_missing": lambda report: StoreDamaged(report["why"]),
     "log_renewed": lambda report: StoreRepaired(f"its files were renewed: {report['why']}"),
     "index_made": lambda report: StoreRepaired(f"an index was made again: {report['why']}"),
+    "walked": lambda report: RecordsWalked(report["count"]),
     "risk": lambda report: StoreExposed(report["why"]),
     "change_stream_broken": lambda report: HintsInterrupted(report["why"]),
     "change_stream_open": lambda report: HintsRestored(),

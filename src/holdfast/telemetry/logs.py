@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import HoldfastError
+from holdfast.showing import printable
 from holdfast.telemetry import events as e
 from holdfast.telemetry.events import Telemetry
 
@@ -238,6 +239,7 @@ ROWS: dict[type[e.Event], Row] = {
     e.ChangedMeanwhile: Row("", DEBUG, "kept {what}: another process has written it meanwhile"),
     e.TaskUnknown: Row("", If("is_likely_wrong", WARNING, INFO), "found {what} for the unknown task {task}: {why}"),
     e.TriggersNotPublished: Row("triggers", INFO, "left the triggers of this program to runners: {why}"),
+    e.RecordsWalked: Row("engine", DEBUG, "walked over stored records: {count:d} more"),
     # the web app
     e.WebServing: Row("web", INFO, "serving {address}: a user asked for it"),
     e.WebRequestServed: Row("web", DEBUG, "answered {method} {route}: {status:d} in {milliseconds:.1f} ms"),
@@ -262,7 +264,7 @@ ROWS: dict[type[e.Event], Row] = {
 
 Kinds: TypeAlias = frozenset[type[e.Event]]
 
-SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere})
+SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere, e.ChangesWritten})
 """Events that have no line: they are many, or only for listeners."""
 
 RETRIES: Kinds = frozenset({e.StoreRetry, e.StoreGaveUp, e.StoreAnswers})
@@ -329,8 +331,13 @@ class LogLines:
         if row.throttle_key and level > DEBUG and not self._throttle.is_due(_key(row.throttle_key, event)):
             level = DEBUG
         if logger.isEnabledFor(level):
-            values = [value(event) for value in line.values]
+            values = [_harmless(value(event)) for value in line.values]
             logger.log(level, line.message, *values, exc_info=_trace(event), extra=_extra(event, row))
+
+
+def _harmless(value: object) -> object:
+    """Return a value whose text is one line, without what acts on a terminal: users' texts are among them."""
+    return value if isinstance(value, int | float) else printable(value)
 
 
 def _key(template: str, event: e.Event) -> str:

@@ -28,7 +28,13 @@ from holdfast.runtime.wait import entry_set_aside, get_readable
 from holdfast.schedules.records import ScheduleRecord
 from holdfast.schedules.rules import invocation_id
 from holdfast.store.contract import EntryOrder, Transaction
-from holdfast.telemetry.events import ChangedMeanwhile, DeclarationUnreadable, DispatchedLater, DutyFailed
+from holdfast.telemetry.events import (
+    ChangedMeanwhile,
+    ChangesWritten,
+    DeclarationUnreadable,
+    DispatchedLater,
+    DutyFailed,
+)
 from holdfast.triggers.dispatch import TriggerDispatcher
 from holdfast.triggers.events import KEY_KIND, KIND, EventRecord, from_entry, key_entry, to_entry
 from holdfast.triggers.rules import Facts, TriggerRecord
@@ -47,6 +53,7 @@ class TriggerOutbox(Outbox):
         self._dispatcher = engine.part(TriggerDispatcher)
         self._app = engine.app
         self._monotonic = engine.clock.monotonic
+        self._telemetry = engine.telemetry
         self._dispatching: set[asyncio.Task[None]] = set()
 
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
@@ -57,6 +64,8 @@ class TriggerOutbox(Outbox):
             if self._subscriptions:
                 changes = [self._addressed(record, change) for record, change in wanted]
         verdicts = await self._store.apply(changes)
+        if self._telemetry.wants(ChangesWritten):
+            self._telemetry.emit(ChangesWritten(wanted, verdicts))
         if self.written is not None:
             self.written.append((wanted, verdicts))
             if (so_many := len(self.written)) in _ANNOUNCED:

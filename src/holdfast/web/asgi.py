@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
-from holdfast.web import api, logins, webhooks
+from holdfast.web import api, health, logins, webhooks
 from holdfast.web.auditing import action_of, audited
 from holdfast.web.authentication import Authentication, HostUser
 from holdfast.web.live import LiveFeed
@@ -52,6 +52,7 @@ class WebApp:
         self._authentication = Authentication(app.runtime, is_local=is_local, user=user)
         self._logins = logins.Logins(app.runtime, self._authentication, self._pages)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
+        self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
         self._feed = LiveFeed(app.runtime)
 
@@ -87,6 +88,9 @@ class WebApp:
                 route += found.path
                 require(principal, found.role)
                 return route, await self._api(request, principal, found, parts)
+            if path in health.PATHS:
+                route = path
+                return route, _plain(await self._health.answer(request.method, path, request.headers))
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
                 return route, await self._webhooks.answer(request, unquote(path.removeprefix(webhooks.PREFIX)))
@@ -148,6 +152,10 @@ def require(principal: Principal, role: Role) -> None:
     if principal.role < role:
         needed, there = role.name.lower(), principal.role.name.lower()
         raise Problem(403, "Forbidden", f"this needs the role {needed}, and {principal.name} has the role {there}")
+
+
+def _plain(answer: health.HealthAnswer) -> Response:
+    return Response(answer.body, answer.status, SAFE_HEADERS, answer.media_type)
 
 
 def path_of(scope: Scope) -> str:

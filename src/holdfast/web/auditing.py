@@ -83,7 +83,8 @@ def names_in(asked: Asked) -> list[str]:
 
 def filter_in(asked: Asked) -> list[str]:
     """Return the fields of a body that say which of many are changed: ``status=failed``."""
-    return [f"{name}={word}" for name in _FILTERS for word in _words(getattr(asked.body, name, None))]
+    named = [(name, "search" if name == "query" else name) for name in _FILTERS]
+    return [f"{option}={word}" for name, option in named for word in _words(getattr(asked.body, name, None))]
 
 
 def _is_filter(asked: Asked) -> bool:

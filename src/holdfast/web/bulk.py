@@ -26,7 +26,7 @@ from holdfast.web.reading.searching import Count, Searching, statuses_of
 _AT_ONCE = 200
 
 
-class Wanted(NamedTuple):
+class BulkWanted(NamedTuple):
     """Which invocations are meant, and how: those of a search or of ids, as they were at `until`."""
 
     query: Query
@@ -68,13 +68,13 @@ class BulkActions:
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
         self._searching = Searching(runtime)
-        self._do: dict[str, Callable[[Wanted, Sequence[InvocationRecord]], Awaitable[Mapping[str, str]]]] = {
+        self._do: dict[str, Callable[[BulkWanted, Sequence[InvocationRecord]], Awaitable[Mapping[str, str]]]] = {
             "cancel": self._cancel,
             "rerun": self._rerun,
             "purge": self._purge,
         }
 
-    async def preview(self, name: str, wanted: Wanted, first: int) -> tuple[Count, Sequence[InvocationRecord]]:
+    async def preview(self, name: str, wanted: BulkWanted, first: int) -> tuple[Count, Sequence[InvocationRecord]]:
         """Return how many are meant, and the first of them."""
         if wanted.ids:
             records, _ = await self._meant(name, wanted, None)
@@ -84,13 +84,13 @@ class BulkActions:
         page = await self._searching.page(wanted.query, first, until=wanted.until, keep=keep)
         return number, page.records
 
-    async def act(self, name: str, wanted: Wanted, before: str | None = None) -> Batch:
+    async def act(self, name: str, wanted: BulkWanted, before: str | None = None) -> Batch:
         """Act on some of them, from `before` on."""
         records, following = await self._meant(name, wanted, before)
         left = await self._do[name](wanted, records) if records else {}
         return Batch([record for record in records if record.id not in left], left, following)
 
-    async def batches(self, name: str, wanted: Wanted) -> AsyncIterator[Batch]:
+    async def batches(self, name: str, wanted: BulkWanted) -> AsyncIterator[Batch]:
         """Act on all of them."""
         before = None
         while True:
@@ -101,7 +101,7 @@ class BulkActions:
                 return
 
     async def _meant(
-        self, name: str, wanted: Wanted, before: str | None
+        self, name: str, wanted: BulkWanted, before: str | None
     ) -> tuple[Sequence[InvocationRecord], str | None]:
         keep = _matched(wanted, DEEDS[name])
         if wanted.ids:
@@ -112,23 +112,23 @@ class BulkActions:
         page = await self._searching.page(wanted.query, _AT_ONCE, before, until=wanted.until, keep=keep)
         return page.records, page.before
 
-    async def _cancel(self, wanted: Wanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
+    async def _cancel(self, wanted: BulkWanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
         engine = await self._runtime.engine()
         await cancelled_all(engine, [record.id for record in records], wanted.reason, wanted.by, None)
         return {}
 
-    async def _rerun(self, wanted: Wanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
+    async def _rerun(self, wanted: BulkWanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
         engine = await self._runtime.engine()
         rerunner, due_at = engine.part(Rerunner), engine.submitter.due_after(0.0)
         fresh = [record for record in records if not rerunner.is_of(wanted.request, record)]
         done = await rerunner.rerun(fresh, request=wanted.request, due_at=due_at, new_key=wanted.new_key)
         return {each.original.id: each.why for each in done if each.why}
 
-    async def _purge(self, wanted: Wanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
+    async def _purge(self, wanted: BulkWanted, records: Sequence[InvocationRecord]) -> Mapping[str, str]:
         return dict(await Archive(self._runtime).remove(await self._runtime.engine(), records, force=wanted.force))
 
 
-def _matched(wanted: Wanted, deed: Deed) -> Keep:
+def _matched(wanted: BulkWanted, deed: Deed) -> Keep:
     """Return what tells whether an invocation matched at that moment, as far as its status goes, and matches now."""
     statuses = statuses_of(wanted.query)
 

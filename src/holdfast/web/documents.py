@@ -19,7 +19,7 @@ from holdfast.model.notes import NO_NOTES, LogLine
 from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
 from holdfast.runtime.runs import HOOK, LogEvent, StepRecord, Stored, started_at, took
 from holdfast.runtime.streams import Chunk
-from holdfast.showing import fields, moment
+from holdfast.showing import call_without_named, fields, moment
 from holdfast.stats import Distribution, Figures, Stats
 from holdfast.triggers.rules import DATA
 from holdfast.workflows.hooks_resuming import HookRecord
@@ -133,7 +133,7 @@ def step_document(codec: Codec, call: StepRecord) -> Document:
         "where": call.where,
         "why": call.why,
         "received": call.received if call.kind == HOOK else None,
-        "arguments": stored_document(codec, call.stored_arguments, of_call=True),
+        "arguments": stored_document(codec, call.stored_arguments, of_call=True, task=call.name),
         "result": stored_document(codec, call.stored_result),
         "error": error_document(call.error),
     }
@@ -219,27 +219,25 @@ def times_document(times: Distribution, in_series: bool) -> Document:
 # --- values
 
 
-def stored_document(codec: Codec, stored: Stored | None, *, of_call: bool = False) -> Document | None:
+def stored_document(codec: Codec, stored: Stored | None, *, of_call: bool = False, task: str = "") -> Document | None:
     """Return ``{"value": …}``, or the arguments of a call, or why they cannot be read; None if there is no value."""
     if stored is None:
         return None
     try:
-        value = decoded(codec, stored, of_call=of_call)
+        value = decoded(codec, stored, of_call=of_call, task=task)
     except NotDecodable as error:
         return {"unreadable": str(error)}
     return {"args": list(value[0]), "kwargs": value[1]} if of_call else {"value": value}
 
 
-def decoded(codec: Codec, stored: Stored, *, of_call: bool = False) -> Any:
-    """Return a stored value; as data without classes, if their code was not imported. Raises `NotDecodable`."""
-    return readable(
-        codec,
-        lambda codec: (
-            codec.decode_call(stored.data, stored.payloads, describe=True)
-            if of_call
-            else codec.decode(stored.data, stored.payloads, describe=True)
-        ),
-    )
+def decoded(codec: Codec, stored: Stored, *, of_call: bool = False, task: str = "") -> Any:
+    """Return a stored value; as data without classes, if their code was not imported. Arguments of a call (to `task`)
+    whose names say that they are secret are hidden. Raises `NotDecodable`.
+    """
+    if not of_call:
+        return readable(codec, lambda codec: codec.decode(stored.data, stored.payloads, describe=True))
+    args, kwargs = readable(codec, lambda codec: codec.decode_call(stored.data, stored.payloads, describe=True))
+    return call_without_named(args, kwargs, codec.parameters.get(task, ()))
 
 
 def readable(codec: Codec, decode: Callable[[Codec], Any]) -> Any:

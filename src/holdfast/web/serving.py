@@ -17,6 +17,7 @@ import uvicorn
 from holdfast.access.rules import TokenRecord
 from holdfast.access.tokens import AccessTokens
 from holdfast.errors import ConfigurationError
+from holdfast.metrics.exposition import refuse_without_library
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.telemetry.events import WebServing
 from holdfast.web.asgi import ServedApp, WebApp
@@ -28,15 +29,24 @@ GRACE_SECONDS = 5
 def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], object] = lambda address: None) -> None:
     """Serve an app until SIGINT or SIGTERM. `started` gets the address, once it is taken.
 
-    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token.
+    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token, and
+    `MissingExtra` if metrics are on and could not be written.
     """
-    runtime = app.runtime
-    refuse_open_address(host, runtime)
-    with listening(host, port, "the web app") as taken, _heard_signals():
-        web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
+    refuse_open_address(host, app.runtime)
+    if app.runtime.settings.metrics:
+        refuse_without_library()
+    with listening(host, port, "the web app") as taken:
         address = address_in_words(host, taken.getsockname()[1])
-        runtime.telemetry.emit(WebServing(address))
-        started(address)
+        app.runtime.telemetry.emit(WebServing(address))
+        serve_at(app, taken, started=lambda: started(address))
+
+
+def serve_at(app: ServedApp, taken: socket.socket, *, started: Callable[[], object]) -> None:
+    """Serve an app at an address that is taken, until SIGINT or SIGTERM. `started` is called before the first
+    request is answered.
+    """
+    with _heard_signals():
+        web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
         config = uvicorn.Config(
             web,
             lifespan="off",
@@ -44,9 +54,10 @@ def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], obje
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=not runtime.settings.proxy_address,  # else the address of the proxy itself is hidden
+            proxy_headers=not app.runtime.settings.proxy_address,  # else the address of the proxy itself is hidden
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
+        started()
         _Server(config, web).run(sockets=[taken])
 
 

@@ -21,6 +21,7 @@ from holdfast.ids import InvocationId, derived_id
 from holdfast.model.names import valid_name
 from holdfast.model.records import InvocationRecord, ReplyTo
 from holdfast.runtime.app_runtime import AppRuntime
+from holdfast.runtime.fitting import secret_parameters, with_secrets
 from holdfast.workflows.declaring import StepCall, step_options
 from holdfast.workflows.life import AsyncLife, Command, Life, PlainLife, current_life
 from holdfast.workflows.loop import where
@@ -46,6 +47,10 @@ class StepBase(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Step {self.name}>"
 
+    @functools.cached_property
+    def _secrets(self) -> frozenset[str]:
+        return secret_parameters(self.definition.function, self.definition.signature)
+
     def options(self, **given: Unpack[StepCall]) -> Self:
         """Return the same step with other options for the calls made through it.
 
@@ -57,6 +62,8 @@ class StepBase(Generic[P, R]):
     def _opened(self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], at: str) -> Command:
         step = self.definition
         bind(step.signature, args, kwargs, step.name)
+        if self._secrets:
+            args, kwargs = with_secrets(self._secrets, step.signature, args, kwargs)
         packed = life.codec.pack_call(args, kwargs, step.names, life.limits)
         return life.opened_step(step, packed, self._options, at)
 

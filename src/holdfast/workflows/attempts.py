@@ -30,6 +30,7 @@ from holdfast.executors.call import (
 from holdfast.executors.context import Context
 from holdfast.model.decoding import ahead
 from holdfast.model.retries import Never, Retry, as_asked, decide
+from holdfast.tracing import CallSpan
 from holdfast.workflows import events as e
 from holdfast.workflows.events import Event
 from holdfast.workflows.life import Command
@@ -66,6 +67,7 @@ class RunningStep(msgspec.Struct):
     limit: asyncio.TimerHandle | None = None
     is_late: bool = False
     context: Any = None
+    span: CallSpan | None = None
 
 
 class Attempts:
@@ -105,6 +107,9 @@ class Attempts:
             context,
             chunks=self._run.host.streams.of_step(self._run, command, attempt, frozenset(past.streams)),
         )
+        if isinstance(above := self._run.call.span, CallSpan):
+            running.span = above.step(command.call.name, id, attempt)
+            call = call._replace(span=running.span)
         timeout = command.options.timeout or step.timeout
         if timeout is not None:
             call = call._replace(deadline=began_at + timeout)
@@ -175,7 +180,7 @@ class Attempts:
             return
         id, command = step.command.call.id, step.command
         del self.running[id]
-        self.quiet(step)
+        self.quiet(step, outcome)
         if (isinstance(outcome, Interrupted) and step.is_late) or (isinstance(outcome, Raised) and step.is_late):
             outcome = self._timed_out(step)
         elif isinstance(outcome, Crashed):
@@ -209,7 +214,7 @@ class Attempts:
             return
         id, run = step.command.call.id, self._run
         del self.running[id]
-        self.quiet(step)
+        self.quiet(step, Returned(b""))
         past = run.replay.past.setdefault(id, Past())
         past.created, past.attempts = True, step.attempt
         run.values.add(id, dict(payload for item in items for payload in item.payloads))
@@ -268,7 +273,11 @@ class Attempts:
         why = f"{step.command.call.id} timed out after {step.command.options.timeout or step.command.step.timeout:g} s"
         return raised(self._run.call, TimedOut(why, invocation_id=self._run.id))
 
-    def quiet(self, step: RunningStep) -> None:
+    def quiet(self, step: RunningStep, outcome: Outcome = INTERRUPTED) -> None:
+        """Stop the timers of a step, and end its span."""
+        if step.span is not None:
+            step.span.end(outcome, "its time was over" if step.is_late else "")
+            step.span = None
         for timer in (step.slow, step.limit):
             if timer is not None:
                 timer.cancel()

@@ -29,6 +29,7 @@ from holdfast.model.retries import Never, dump_policy
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.execute import ISOLATED_SLOTS, STUBBORN_SECONDS
 from holdfast.telemetry.events import DutyFailed, WorkflowWarning
+from holdfast.tracing import CallSpan
 from holdfast.workflows.attempts import Item
 from holdfast.workflows.context import body_context
 from holdfast.workflows.declaring import GRACE_SECONDS
@@ -349,6 +350,8 @@ class Host:
         self._there.post(work)
 
     def submit_child(self, run: Run, command: Command) -> None:
+        if command.child is not None and isinstance(run.call.span, CallSpan):
+            command.child = run.call.span.passed_to(command.child)
         self._there.post(functools.partial(self._there.submit_child, run.key, command))
 
     def watch_child(self, run: Run, command: Command) -> None:

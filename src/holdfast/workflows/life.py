@@ -152,6 +152,12 @@ class Life(ABC):
         self._random: Random | None = None
         self._now = now
 
+    def _enter(self) -> None:
+        """Make the call, and its span, those of the body's thread or coroutines."""
+        here.set(self._call)
+        if self._call.span is not None:
+            self._call.span.attach()
+
     # --- for the body
 
     @property
@@ -400,7 +406,7 @@ class AsyncLife(Life):
 
     def start(self, then: Then) -> None:
         def begin() -> None:
-            here.set(self._call)
+            self._enter()
             self._main = self.loop.create_task(self._body(), name="body")
 
         contextvars.copy_context().run(self._drain, begin)
@@ -599,7 +605,7 @@ class PlainLife(Life):
 
     def _run(self) -> None:
         running_body.life = self
-        here.set(self._call)
+        self._enter()
         args, kwargs = self._args
         try:
             self._finish(self._call.function(*args, **kwargs))

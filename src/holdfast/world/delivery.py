@@ -20,6 +20,7 @@ from holdfast.ids import derived_id
 from holdfast.model.records import Entry, InvocationRecord
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.store.contract import EntryOrder
 from holdfast.telemetry.tasks import here
 from holdfast.web.rules import is_loopback
@@ -29,7 +30,6 @@ from holdfast.world.queue import (
     FAILURES,
     HTTP_STATUS,
     LANE_QUEUE,
-    MAX_DELIVERIES,
     PREFIX,
     QUEUE,
     REFUSALS,
@@ -122,11 +122,14 @@ class Addresses:
         self.allows_any = False  # for a server whose only client is its parent process
 
     def allowed(self, address: HttpAddress) -> bool:
-        """Return whether deliveries may go there: a client must not have this server reach into its network."""
+        """Return whether deliveries may go there: a client must not have this server reach into its network. Where
+        `world_hosts` is set, it is the whole list, and this machine has to be on it as well.
+        """
         names = {name.strip().lower() for name in self._settings.world_hosts.split(",") if name.strip()}
+        by_default = not names and is_loopback(address.host)
         if service := self._settings.world_service_url:
             names.add(address_of(service).host)
-        return self.allows_any or "*" in names or address.host.lower() in names or is_loopback(address.host)
+        return self.allows_any or "*" in names or address.host.lower() in names or by_default
 
     def checked(self, base_url: Any) -> HttpAddress:
         """Return the address of a base URL that a client gives. Raises `WorldError`."""

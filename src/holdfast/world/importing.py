@@ -15,6 +15,7 @@ import msgspec
 from holdfast.errors import ImportRefused, MissingExtra, StoreUnavailable, UsageError
 from holdfast.runtime.engine import Engine
 from holdfast.streams import rules as portions
+from holdfast.telemetry.events import RecordsWalked
 from holdfast.world.errors import WorldError
 from holdfast.world.records import invocation_of, size_of
 from holdfast.world.requests import moment
@@ -121,6 +122,7 @@ async def import_original(engine: Engine, url: str, database: str, *, check_only
         async for found in original.runs():
             log = translated(found, engine.codec, engine.limits)
             await _import_run(engine, original, log, done)
+            engine.telemetry.emit(RecordsWalked(1))
         return done
 
 
@@ -135,6 +137,7 @@ async def _checked(engine: Engine, original: OriginalDatabase) -> Imported:
                 if owner := await engine.part(WorldStorage).token_owner(log.run.id, hook.id, hook.token):
                     raise NotImportable(f"the run {log.run.id}: the token of its hook {hook.id} belongs to {owner}")
             _count(done, log)
+            engine.telemetry.emit(RecordsWalked(1))
         except NotImportable as error:
             wrong[str(found.run.get("runId"))] = str(error)
     if wrong:

@@ -48,12 +48,14 @@ def legal_path(case: Case) -> Iterator[Violation]:
 def _applied_twice(record: InvocationRecord) -> Iterator[Violation]:
     """Several lines of one write stand together; a second bunch of them is a second write.
 
-    A claim is not judged: asked again, it may rightly get what it had and lost.
+    A claim is not judged: asked again, it may rightly get what it had and lost, or again find no slot or start for what
+    went on meanwhile.
     """
     seen: dict[str, HistoryEntry] = {}
     for operation, bunch in groupby(record.history, key=lambda entry: entry.operation):
         first = next(bunch)
-        if operation in seen and not TABLE[first.status].acquires_ownership:
+        by_claim = TABLE[first.status].acquires_ownership or first.status is Status.CONCURRENCY_CONTROLLED
+        if operation in seen and not by_claim:
             sentence = f"the write {operation} was applied twice"
             yield Violation("I2", record.id, sentence, (seen[operation], first))
         seen.setdefault(operation, first)

@@ -17,6 +17,7 @@ from holdfast.codec import Codec
 from holdfast.errors import HookNotFound, InvocationNotFound, StoreError
 from holdfast.ids import InvocationId
 from holdfast.model.limits import limit_key
+from holdfast.model.rates import rate_key
 from holdfast.model.records import PLAIN, InvocationRecord, Terms, registered
 from holdfast.model.retries import Fixed, dump_policy
 from holdfast.model.status import FINAL
@@ -220,10 +221,11 @@ def record_of(world: World, engine: Engine, job: Job) -> InvocationRecord:
     """The call that a job is."""
     now = world.clock.now()
     policy = dump_policy(Fixed(job.retries, 0.5)) if job.retries else None
+    rated = None if job.rate_key is None else rate_key(TASK, job.rate_key)
     record = InvocationRecord(
         id=engine.ids.new() if job.keyed else id_of(job.token),
         key=job.token if job.keyed else None,
-        terms=PLAIN if policy is None else Terms(retries=policy),
+        terms=PLAIN if policy is None and rated is None else Terms(retries=policy, rate_key=rated),
         app=APP,
         task=TASK,
         arguments=world.codec.encode_call((job.token,), {}),
@@ -231,6 +233,6 @@ def record_of(world: World, engine: Engine, job: Job) -> InvocationRecord:
         due_at=now + job.delay,
         priority=job.priority,
         at_most_once=job.at_most_once,
-        limit_key=job.limit_key and limit_key(TASK, job.limit_key),
+        limit_key=rated if job.limit_key is None else limit_key(TASK, job.limit_key),
     )
     return registered(record, operation=engine.ids.operation(), at=now)

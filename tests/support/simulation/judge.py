@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
 from math import inf
@@ -19,13 +20,16 @@ from tests.support.simulation.world import (
     MOST_CRASHES,
     Evidence,
 )
+from tests.support.windows import excess
 from tests.support.witness import Ledgers, What
 
+from holdfast.model.rates import is_rate_key, rate_of
 from holdfast.model.records import HistoryEntry, InvocationRecord
 from holdfast.model.status import Status
 
 SLOT_SECONDS, ROUGH_SLOT_SECONDS = 2.5, 12.0  # how long a slot may stay empty; the latter if messages get lost
 ROUGH_CYCLE_SECONDS = 2 * CYCLE_SECONDS  # a runner stores what its code declares first, and tries until it is answered
+ROUNDING = 1e-3  # of moments, in calls
 _BY_HISTORY = ("I2", "I3", "I4", "I6")
 
 
@@ -44,6 +48,7 @@ def judged(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
         if violation.invariant in _BY_HISTORY:
             yield violation
     yield from _starved(plan, evidence)
+    yield from _too_fast(plan, evidence)
     if plan.weather.is_fair:
         yield from _died_of_nothing(evidence)
 
@@ -74,7 +79,8 @@ def _starved(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
         return
     disturbed = evidence.faults.windows(aftermath=case.bounds.recovery_seconds)
     most = SLOT_SECONDS if plan.weather.is_fair else ROUGH_SLOT_SECONDS
-    for key in sorted({record.limit_key for record in evidence.dump.records if record.limit_key}):
+    keys = {record.limit_key for record in evidence.dump.records if record.limit_key}
+    for key in sorted(key for key in keys if not is_rate_key(key)):
         records = [record for record in evidence.dump.records if record.limit_key == key]
         held = [(tenure.since, tenure.until) for record in records for tenure in case.tenures[record.id]]
         held += [span for record in records for span in _spent(case, record, Status.REROUTED)]  # on their way to it
@@ -84,6 +90,18 @@ def _starved(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
                 if length([free]) > most:
                     told = f"a slot of '{key}' was free from {free[0]:.1f} to {free[1]:.1f}, and somebody waited for it"
                     yield Violation("I8", None, told)
+
+
+def _too_fast(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
+    """In any window, no key of a rate has more claims than rate × time + burst."""
+    claims: dict[str, list[float]] = defaultdict(list)
+    for record in evidence.dump.records:
+        if (key := record.terms.rate_key) is not None:
+            claims[key] += [line.at for line in record.history if line.status is Status.PENDING]
+    rate = rate_of(plan.rate, plan.burst)
+    for key, moments in claims.items():
+        if (over := excess(moments, 1 / rate.interval, rate.burst)) > ROUNDING:
+            yield Violation("rate", None, f"{over:.2f} claims of '{key}' above {rate} with a burst of {rate.burst}")
 
 
 def _spent(case: Case, record: InvocationRecord, status: Status) -> Iterator[Span]:

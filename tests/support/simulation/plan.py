@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     at_most_once: bool = False
     times: int = 1  # how many clients submit it: under one id, or with one key
     limit_key: str | None = None
+    rate_key: str | None = None
     keyed: bool = False
     retries: int = 0  # that its policy allows
     failures: int = 99  # attempts that raise, if it raises
@@ -145,6 +146,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     disorder: float = 1.0
     costly_claims: bool = False
     limit: int = 1  # how many jobs with one limit key may run at once
+    rate: str = "2/s"  # how many jobs with one rate key may start
+    burst: int = 1
     skew: float = 0.0  # how far the clocks of nodes are from the server's, at most
     own_clocks: float = 0.0  # how far the clocks are off by which runners stamp heartbeats; 0: the server stamps them
     chaos_seconds: float = 30.0
@@ -262,6 +265,34 @@ def parties_of(seed: int) -> Plan:
         jobs += [Job(token=token, at=at, times=0) for token in (party.failed_link, party.done, party.after_done)]
     few = [replace(job, limit_key=None) for job in plan.jobs[:4]]
     return replace(plan, jobs=(*few, *jobs), parties=tuple(parties), timers=(), emissions=())
+
+
+def rates_of(seed: int) -> Plan:
+    """The plan of a seed with jobs under two rates, some of them under a limit, too, and others beside them."""
+    rng, plan = random.Random(f"rates {seed}"), plan_of(seed)
+    more = [Job(token=f"r{n}", at=rng.uniform(0.0, plan.chaos_seconds * 0.9), seconds=0.05) for n in range(20)]
+    keys = ("one", "one", "one", "other", None)
+    jobs = tuple(replace(job, rate_key=rng.choice(keys)) for job in (*plan.jobs, *more))
+    rate, burst = rng.choice((("2/s", 1), ("4/s", 2), ("1/s", 3), ("10/s", 1)))
+    return replace(plan, jobs=jobs, rate=rate, burst=burst, timers=(), emissions=())
+
+
+def dying_starters(seed: int) -> Plan:
+    """Jobs under rates on runners that are killed all the time. Some are cancelled while they wait."""
+    rng = random.Random(f"dying starters {seed}")
+    jobs = tuple(
+        Job(
+            token=f"t{n}",
+            at=rng.uniform(0.0, 15.0),
+            seconds=0.3,
+            rate_key=rng.choice(("one", "one", "other")),
+            cancel_after=rng.choice((None, None, 2.0, 6.0, 12.0)),
+        )
+        for n in range(40)
+    )
+    rate, burst = rng.choice((("1/s", 1), ("3/s", 3)))
+    strikes = _kills(rng, count=16, apart=1.3, steps=60)
+    return Plan(seed=seed, nodes=3, concurrency=4, jobs=jobs, rate=rate, burst=burst, strikes=strikes)
 
 
 def dying_parties(seed: int) -> Plan:

@@ -29,6 +29,7 @@ from holdfast.executors.waiting import Wait
 from holdfast.fleet.runner import Runner
 from holdfast.model.limits import Limit, limit_key
 from holdfast.model.names import core_app
+from holdfast.model.rates import rate_of
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
@@ -162,6 +163,7 @@ class World:
             executor=ExecutorKind.LOOP,
             limit=Limit(self.plan.limit) if is_limited else None,
             limit_by=("token",) if is_limited else (),
+            rate=rate_of(self.plan.rate, self.plan.burst) if any(job.rate_key for job in self.plan.jobs) else None,
         )
 
     async def work(self, token: str) -> str:

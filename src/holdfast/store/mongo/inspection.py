@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import pymongo
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
@@ -19,7 +20,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.model.decoding import INVOCATION, shown
 from holdfast.model.records import read_body
 from holdfast.store import findings
-from holdfast.store.contract import Finding
+from holdfast.store.contract import Finding, Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
@@ -33,19 +34,22 @@ _SKEW_SECONDS = 1.0
 _HISTORY_WINDOW = "minSnapshotHistoryWindowInSeconds"
 
 
-async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
+async def inspect(
+    database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int, observe: Observe
+) -> list[Finding]:
     hello_before = clock.now()
     hello = await database.command("hello")
     seen = clock.now()
     return [
         await _version(database),
+        await _server(database),
         *await _indexes(database, signal_seconds),
         _replica_set(hello),
         _clock(hello, hello_before, seen),
         await _write_concern(database),
         await _history_window(database),
         await _allowed("quarantine", _quarantine(database)),
-        *([await _allowed("records", _deep(database))] if deep else []),
+        *([await _allowed("records", _deep(database, observe))] if deep else []),
     ]
 
 
@@ -78,6 +82,11 @@ async def _version(database: AsyncDatabase[Document]) -> Finding:
     detail = f"version {version}, readable from version {found['min_reader']}; this Holdfast knows {known}"
     advice = "holdfast store prepare; else the first use brings it up to date" if version < known else ""
     return _finding("schema", not advice, detail, advice)
+
+
+async def _server(database: AsyncDatabase[Document]) -> Finding:
+    found = await database.command("buildInfo")
+    return _finding("MongoDB", True, f"server {found.get('version', 'unknown')}, driver {pymongo.version}")
 
 
 async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> list[Finding]:
@@ -183,8 +192,8 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     return findings.set_aside(kinds, whys, f"the collection {schema.QUARANTINE}")
 
 
-async def _deep(database: AsyncDatabase[Document]) -> Finding:
-    reading = findings.Reading()
+async def _deep(database: AsyncDatabase[Document], observe: Observe) -> Finding:
+    reading = findings.Reading(lambda count: observe("walked", {"count": count}))
     for name, decode in _DECODERS:
         found = database[name].find(NO_SENTINEL if name == schema.INVOCATIONS else {})
         async for document in found.sort("_id", ASCENDING) if name == schema.LOG else found:

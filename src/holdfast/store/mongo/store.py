@@ -696,7 +696,8 @@ class MongoStore:
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         async with connection.borrowed(self._url) as client:
             database, seconds = self._database_of(client), self._options.signal_retention_seconds
-            return await self._do("check", inspect, database, self._clock, deep=deep, signal_seconds=seconds)
+            look = functools.partial(inspect, observe=self._observe)
+            return await self._do("check", look, database, self._clock, deep=deep, signal_seconds=seconds)
 
 
 def _without_owner(document: Document) -> None:

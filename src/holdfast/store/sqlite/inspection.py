@@ -16,7 +16,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.model.decoding import shown
 from holdfast.model.records import read_body
 from holdfast.store import findings
-from holdfast.store.contract import Finding
+from holdfast.store.contract import Finding, Observe
 from holdfast.store.sqlite import quarantine, schema
 from holdfast.store.sqlite.logs import page_of
 from holdfast.store.sqlite.paths import mode_of
@@ -38,13 +38,16 @@ def _finding(subject: str, ok: bool, detail: str, advice: str = "") -> Finding:
     return Finding(subject=subject, ok=ok, detail=detail, advice=advice)
 
 
-def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
+def inspect(
+    connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool, observe: Observe
+) -> list[Finding]:
     version, pages = _version(connection), _pages(connection, deep=deep)
-    around = [_file_mode(path), *_names(path), _durability(synchronous)]
+    library = _finding("SQLite", True, f"library {sqlite3.sqlite_version}")
+    around = [library, _file_mode(path), *_names(path), _durability(synchronous)]
     if not version.ok or not pages.ok:
         # The tables are others than those that are known here, or not there; or to read them would end in an error.
         return [version, *around, pages]
-    records = [_records(connection)] if deep else []
+    records = [_records(connection, observe)] if deep else []
     return [version, *_indexes(connection), *around, _quarantine(connection), pages, *records]
 
 
@@ -137,8 +140,8 @@ def _pages(connection: sqlite3.Connection, *, deep: bool) -> Finding:
     return _finding("integrity", False, found, "keep a copy of the file and restore a backup")
 
 
-def _records(connection: sqlite3.Connection) -> Finding:
-    reading = findings.Reading()
+def _records(connection: sqlite3.Connection, observe: Observe) -> Finding:
+    reading = findings.Reading(lambda count: observe("walked", {"count": count}))
     for table, decode in _DECODERS:
         columns, key = ", ".join(table.columns), ", ".join(table.key)
         for row in connection.execute(f"SELECT {columns} FROM {table.name} ORDER BY {key}"):

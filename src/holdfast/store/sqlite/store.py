@@ -334,7 +334,7 @@ class SqliteStore:
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         def look(connection: sqlite3.Connection) -> list[Finding]:
-            return inspect(connection, self.path, self._synchronous, deep=deep)
+            return inspect(connection, self.path, self._synchronous, deep=deep, observe=self._observe)
 
         if self._reader is not None:
             return await self._read(lambda connection: look(connection.raw))

@@ -61,7 +61,7 @@ class PageRenderer:
         make, now = await page.view(asked), engine.store.now()
 
         def draw() -> str:
-            common = _common(engine.app, page, asked, now)
+            common = _common(engine.app, page, asked, now) | {"has_code": self._runtime.has_code}
             return self._templates.get_template(page.template).render({**common, **make()})
 
         return Response(await asyncio.to_thread(draw), media_type="text/html", headers=PAGE_HEADERS)
@@ -154,6 +154,7 @@ def _common(app: str, page: WebPage, asked: Asked, now: float) -> dict[str, Any]
         "query": asked.query,
         "topics": [each.format_map(asked.path) for each in page.topics],
         "csrf": asked.principal.csrf,
+        "navigation": table.navigation_for(asked.principal.role),
         "principal": asked.principal,
         "may_operate": asked.principal.role >= Role.OPERATOR,
         "may_administer": asked.principal.role >= Role.ADMIN,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from holdfast.web.pages import (
     archive,
+    audit,
     events,
     hooks,
     invocation,
@@ -19,6 +20,7 @@ from holdfast.web.pages import (
     world,
 )
 from holdfast.web.pages.page import PageTable, WebPage
+from holdfast.web.principals import Role
 
 STATIC = "/static/"
 FILES = {
@@ -50,6 +52,7 @@ PAGES: tuple[WebPage, ...] = (
     *hooks.PAGES,
     *world.PAGES,
     *archive.PAGES,
+    *audit.PAGES,
     *runners.PAGES,
     *store.PAGES,
 )
@@ -69,4 +72,10 @@ _ORDER = (
     NavigationEntry("audit", "/audit", "Audit"),
     NavigationEntry("store", "/store", "Store"),
 )
-NAVIGATION = tuple(entry for entry in _ORDER if any(page.path == entry.path for page in PAGES))
+_ROLES = {page.path: page.role for page in PAGES}
+NAVIGATION = tuple(entry for entry in _ORDER if entry.path in _ROLES)
+
+
+def navigation_for(role: Role) -> tuple[NavigationEntry, ...]:
+    """Return the entries whose pages a role may see."""
+    return tuple(entry for entry in NAVIGATION if _ROLES[entry.path] <= role)

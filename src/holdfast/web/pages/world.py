@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.model.status import Status
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.problems import about
 from holdfast.web.reading.world import WorldReading
 from holdfast.web.requests import Parameter
 from holdfast.web.routing import Asked
-from holdfast.world.queue import MAX_DELIVERIES
 
 _MESSAGES = 20
 TONES = {"waiting": "idle", "delivering": "busy", "done": "good", "failed": "bad", "cancelled": "idle"}
@@ -22,9 +22,9 @@ async def world(asked: Asked) -> Callable[[], Context]:
     with about("query.status"):
         runs = await arun(reading.runs(status=status, before=asked.query["before"]))
     messages = await arun(reading.messages(limit=_MESSAGES))
-    ended = await arun(reading.messages(ended=True, limit=1)) if not runs.records else messages
+    ended = await arun(reading.messages(ended=True, limit=1)) if not runs.runs else messages
     servers = await arun(reading.servers())
-    has_world = bool(runs.records or ended.messages or servers.servers)
+    has_world = bool(runs.runs or ended.messages or servers.servers)
     facts = {"has_world": has_world, "message_tones": TONES, "statuses": tuple(Status), "deliveries": MAX_DELIVERIES}
     more = messages.before is not None
     return lambda: (

@@ -11,10 +11,10 @@ from holdfast.model.explain import living
 from holdfast.model.names import is_core
 from holdfast.model.status import FINAL, TABLE
 from holdfast.runtime.app_runtime import AppRuntime
+from holdfast.runtime.runs import WORLD_APP
 from holdfast.settings import SettingRow
 from holdfast.store.contract import Store
 from holdfast.web.documents import Document
-from holdfast.world.queue import APP as WORLD_MESSAGES
 
 
 class AppFigures(NamedTuple):
@@ -75,7 +75,7 @@ async def names_in(store: Store) -> Sequence[str]:
 
 def is_hidden(name: str) -> bool:
     """Return whether an app is one of Holdfast's own tasks, or of the messages of a World."""
-    return is_core(name) or name.endswith(WORLD_MESSAGES)
+    return is_core(name) or name.endswith(WORLD_APP)
 
 
 def statuses_document(format: Format = "mermaid") -> Document:

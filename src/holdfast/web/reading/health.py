@@ -102,12 +102,12 @@ def _sentence(text: str) -> str:
 def _of_runners(facts: HealthFacts) -> Iterator[HealthSign]:
     roster = facts.roster
     states = Counter(roster.state_of(runner) for runner in roster.runners)
-    waiting = sum(queue.waiting for queue in facts.queues)
+    waiting = sum(queue.waiting + queue.blocked for queue in facts.queues)
     waits = f", and {_calls(waiting)} {_wait(waiting)}" if waiting else ""
     if not states[ALIVE] + states[DRAINING]:
         yield HealthSign(BAD if waiting or states[DEAD] else WARN, f"no runner is alive{waits}", "/runners")
     elif not states[ALIVE]:
-        yield HealthSign(BAD if waiting else NOTE, f"all runners are draining{waits}", "/runners")
+        yield HealthSign(BAD if waiting else WARN, f"all runners are draining{waits}", "/runners")
     elif states[DRAINING]:
         yield HealthSign(NOTE, f"{counted(states[DRAINING], 'runner')} draining", "/runners")
     if states[DEAD]:

@@ -83,7 +83,7 @@ class WholeInvocation(NamedTuple):
         result = None if record.result is None else Stored(record.result, codec)
         return invocation_document(record) | {
             "explanation": self.why.text,
-            "arguments": stored_document(codec, Stored(record.arguments, codec), of_call=True),
+            "arguments": stored_document(codec, Stored(record.arguments, codec), of_call=True, task=record.task),
             "result": stored_document(codec, result),
             "error": error_document(record.error),
             "errors": errors_document(record),

@@ -14,9 +14,10 @@ from holdfast.model.decoding import PAUSE
 from holdfast.model.explain import living
 from holdfast.model.rates import CHANGE
 from holdfast.model.records import InvocationRecord
-from holdfast.model.status import OWNED
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.runtime.wait import get_readable
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.stats.records import DEPLOYS
@@ -24,8 +25,6 @@ from holdfast.stats.rules import LEVELS
 from holdfast.store.contract import EntryOrder, Filter, Order
 from holdfast.triggers.events import KIND as EVENT
 from holdfast.workflows.hooks_records import HOOK
-from holdfast.world.queue import OPEN, Messages
-from holdfast.world.records import QUEUE
 
 INVOCATION = "invocation:"
 _NEWEST = 50  # as many as the first page of a list
@@ -84,10 +83,10 @@ async def _store(engine: Engine) -> object:
 
 
 async def _world(engine: Engine) -> object:
-    find, messages = engine.store.find, engine.part(Messages).engine.app
+    find, messages = engine.store.find, engine.foreign.app
     found = [
-        await find(engine.app, Filter(queues=frozenset({QUEUE})), _NEWEST),
-        await find(messages, Filter(statuses=OPEN), _NEWEST),
+        await find(engine.app, Filter(queues=frozenset({WORLD_QUEUE})), _NEWEST),
+        await find(messages, Filter(statuses=frozenset(Status) - FINAL), _NEWEST),
         await find(messages, Filter(), 1, order=Order.LATEST_END),
     ]
     heard = [(each.id, each.heartbeat_at // _HEARD_SECONDS) for each in await engine.store.roster(messages)]

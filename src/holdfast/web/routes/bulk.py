@@ -10,7 +10,7 @@ import msgspec
 from holdfast.ids import is_id
 from holdfast.model.names import counted
 from holdfast.web.actions import touched
-from holdfast.web.bulk import DEEDS, BulkActions, Wanted
+from holdfast.web.bulk import DEEDS, BulkActions, BulkWanted
 from holdfast.web.documents import Document
 from holdfast.web.principals import Role
 from holdfast.web.problems import about, wrong
@@ -52,7 +52,7 @@ def _acting(name: str) -> Callable[[Asked], Awaitable[Render]]:
 async def _answer(asked: Asked, body: Bulk, name: str) -> Document:
     engine = await asked.runtime.engine()
     now, deed, actions = engine.store.now(), DEEDS[name], BulkActions(asked.runtime)
-    wanted = Wanted(
+    wanted = BulkWanted(
         parse(body.query),
         now if body.until is None else min(body.until, now),
         body.request or engine.ids.new(),
@@ -74,7 +74,8 @@ async def _answer(asked: Asked, body: Bulk, name: str) -> Document:
 
 
 def _route(name: str, summary: str, role: Role) -> ApiRoute:
-    return action(f"/invocations/bulk-{name}", _acting(name), summary, f"invocation.bulk-{name}", Bulk, role)
+    noun = "archive" if DEEDS[name].of_ended else "invocation"
+    return action(f"/invocations/bulk-{name}", _acting(name), summary, f"{noun}.{name}", Bulk, role)
 
 
 ROUTES = (

@@ -253,9 +253,9 @@ async def fork(asked: Asked) -> Render:
 ROUTES = (
     action("/tasks/{name}/submit", submit, "store a call of a task", "invocation.submit", CallGiven),
     action("/invocations/{id}/cancel", cancel, "ask for its end", "invocation.cancel", Cancelling),
-    action("/invocations/{id}/rerun", rerun, "run it again", "invocation.rerun", Rerunning),
+    action("/invocations/{id}/rerun", rerun, "run it again", "archive.rerun", Rerunning),
     action("/invocations/{id}/wake", wake, "give it another try, or end its sleeps", "invocation.wake", Act),
-    action("/invocations/{id}/purge", purge, "remove it", "invocation.purge", Purging, Role.ADMIN),
-    action("/invocations/{id}/retain", retain, "keep it for another time", "invocation.retain", Retaining),
+    action("/invocations/{id}/purge", purge, "remove it", "archive.purge", Purging, Role.ADMIN),
+    action("/invocations/{id}/retain", retain, "keep it for another time", "archive.retain", Retaining),
     action("/invocations/{id}/fork", fork, "start a run that goes on before a step", "workflow.fork", ForkedRun),
 )

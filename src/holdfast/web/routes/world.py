@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.model.status import OWNED
+from holdfast.errors import UsageError
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, about
 from holdfast.web.reading.world import WorldReading
 from holdfast.web.requests import Parameter, limit_parameter
 from holdfast.web.routing import Act, ApiRoute, Asked, Render
-from holdfast.world.errors import WorldError
-from holdfast.world.queue import MAX_DELIVERIES, Messages
 
 
 class Redelivering(Act, kw_only=True):
@@ -41,18 +40,17 @@ async def redeliver(asked: Asked) -> Render:
     body: Redelivering = asked.body
     whole = await asked.runtime.arun(WorldReading(asked.runtime).message(asked.path["id"]))
     message = whole.message
-    if whole.record.status in OWNED:
+    if message.status == "delivering":
         raise Problem(409, "UsageError", f"{message.id} is being delivered; if that fails, it is tried again by itself")
     if body.preview:
         state = f"is at attempt {message.attempt} of {MAX_DELIVERIES}" if message.ended_at is None else message.status
         would = "is replaced, and its attempts count from 1" if message.ended_at is None else "is sent once more"
         return lambda: touched(f"{message.id} {state}: it {would}.", 1, [message.id])
     engine = await asked.runtime.aready()
-    request = body.request or str(engine.ids.new())
     try:
-        made = await asked.runtime.arun(engine.part(Messages).redeliver(whole.record, request))
-    except WorldError as error:
-        raise Problem(409, "UsageError", error.message) from error
+        made = await asked.runtime.arun(engine.foreign.redeliver(message.id, body.request or str(engine.ids.new())))
+    except UsageError as error:
+        raise Problem(409, "UsageError", str(error)) from error
     return lambda: touched(f"{message.id} is delivered again as {made}", 1, [made], id=made)
 
 

@@ -1,0 +1,100 @@
+"""``make bench-observed``: what metrics and tracing cost a drain, in turns in one run, as ratios.
+
+Each round drains the same calls once with nothing, with metrics, and with tracing by an SDK whose exporter drops all.
+Other work on the machine hits all alike; processor time is what an answer should go by. A drain of functions that do
+nothing is the worst case; `--milliseconds 1` gives each call some work of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import workload
+from benchmarks.table import table
+
+KINDS: dict[str, dict[str, object]] = {
+    "nothing": {},
+    "metrics": {"metrics": True},
+    "tracing": {"tracing": True},
+}
+PLACES = 10
+
+
+class Drain(NamedTuple):
+    processor: float
+    wall: float
+
+
+def main() -> None:
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.observed", description=about)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tasks", type=int, default=3000)
+    parser.add_argument("--milliseconds", type=float, default=0.0, help="of processor time in each call")
+    parser.add_argument("--without-sdk", action="store_true", help="trace with the API of OpenTelemetry alone")
+    options = parser.parse_args()
+    if not options.without_sdk:
+        drop_spans()
+    rounds = []
+    for number in range(options.rounds):
+        kinds = list(KINDS)[:: 1 if number % 2 == 0 else -1]
+        rounds.append({kind: drained(KINDS[kind], options.tasks, options.milliseconds / 1000) for kind in kinds})
+    rows = [[kind, *summary(rounds, kind, options.tasks)] for kind in KINDS]
+    print(table(["", "µs of processor per call, least", "ratio", "median ratio", "calls per second"], rows))
+    print(f"{options.rounds} rounds of {options.tasks:,} calls")
+
+
+def drop_spans() -> None:
+    """Have an SDK that makes every span and exports none."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Drop(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Drop()))
+    trace.set_tracer_provider(provider)
+
+
+def drained(settings: dict[str, object], tasks: int, seconds: float) -> Drain:
+    """Drain so many calls in this process."""
+    left, done = iter(range(tasks - 1)), threading.Event()
+
+    def called() -> None:
+        until = time.thread_time() + seconds
+        while seconds and time.thread_time() < until:
+            pass
+        if next(left, None) is None:
+            done.set()
+
+    with tempfile.TemporaryDirectory(prefix="hf-observed-") as folder:
+        made = workload.make(f"sqlite:///{Path(folder) / 'a.db'}", called=called, **settings)
+        with made.app as app:
+            made.function.map(range(tasks))
+            processor, wall = time.process_time(), time.perf_counter()
+            with app.runner(concurrency=PLACES):
+                done.wait()
+            return Drain(time.process_time() - processor, time.perf_counter() - wall)
+
+
+def summary(rounds: list[dict[str, Drain]], kind: str, tasks: int) -> list[str]:
+    """Return the least processor time per call, the median of its ratios, and the median of rates."""
+    least = min(each[kind].processor for each in rounds) / tasks * 1e6
+    lowest = min(each[kind].processor for each in rounds) / min(each["nothing"].processor for each in rounds)
+    costs = statistics.median(each[kind].processor / each["nothing"].processor for each in rounds)
+    rate = statistics.median(tasks / each[kind].wall for each in rounds)
+    return [f"{least:.0f}", f"{lowest:.3f}", f"{costs:.3f}", f"{rate:,.0f}"]
+
+
+if __name__ == "__main__":
+    main()
