@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-world test-world-kills quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed check-perf docs diagram clean
+.PHONY: help screenshots demo test test-world test-world-kills quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ bench-observed: $(READY)  ## what metrics and tracing cost a drain, in turns wit
 
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check
+
+screenshots: $(READY)  ## draw the pictures of README and docs anew (needs chromium)
+	$(BIN)/python -m tests.browser.pictures
 
 docs: $(READY)  ## write the pages of the reference that are made from the code
 	$(BIN)/python -m tests.docs.reference
