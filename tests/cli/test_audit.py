@@ -34,10 +34,13 @@ LOOKING = {
         "store check",
         "store backup",
         "store roles",
+        "store keys",
+        "doctor",
+        "top",
     ),
 }
 # The engine at work. What it does is in the history of invocations.
-WORKING = {"run", "worker", "monitor", "world serve"}
+WORKING = {"run", "worker", "monitor", "world serve", "dev", "dev-pages"}
 # It makes the store, in which the record would be.
 MAKING = {"store prepare"}
 

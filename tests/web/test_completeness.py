@@ -38,6 +38,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "stats": ("GET /stats",),
     "audit": ("GET /audit",),
     "config": ("GET /config",),
+    "doctor": ("GET /doctor",),
     "archive": ("GET /archive",),
     "archive retain": ("POST /archive/retain", "POST /invocations/{id}/retain"),
     "runners": ("GET /runners", "GET /runners/{id}"),
@@ -87,8 +88,7 @@ NOT_THERE = {
     "dev": "it goes on until it is stopped",
     "dev-pages": "`dev` starts it",
     "top": "it is the pages, for a terminal",
-    "doctor": "TODO",
-    "store keys": "TODO",
+    "store keys": "it reads everything",
     "monitor": "it serves the API itself",
     "world serve": "it goes on until it is stopped",
     "world import": "it reads another database from the place of the command",
@@ -180,9 +180,15 @@ def test_apps_settings_and_statuses_are_shown(get: Any) -> None:
     found = {each["name"]: each for each in get("/config")["settings"]}
     assert found["api_token"]["value"] == "***"
     assert TOKEN not in str(found)
+    assert any(each["subject"] == "stuck work" for each in get("/doctor")["findings"])
     statuses = {each["name"]: each for each in get("/statuses")["statuses"]}
     assert "running" in statuses["pending"]["next"]
     assert get("/statuses", format="svg")["text"].startswith("<svg")
+
+
+def test_a_cursor_that_is_not_there_is_a_mistake_of_the_request(client: TestClient) -> None:
+    answer = client.get("/api/v1/archive", params={"before": "0" * 26})
+    assert (answer.status_code, answer.json()["path"]) == (400, "query.before")
 
 
 def test_a_schedule_has_all_its_options(shop: WebShop, get: Any, act: Any) -> None:
