@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.fuzz.outage import ALL, faults_of_outage
 from tests.fuzz.running import Report, fuzz
 from tests.fuzz.target import FuzzShop
 
@@ -30,6 +31,7 @@ def main() -> int:
         url = given.store or f"sqlite:///{Path(folder) / 'fuzz.db'}"
         with FuzzShop(url) as shop:
             report = fuzz(shop, given.requests, given.seed, told=_telling())
+    report.faults |= {(fault, "while the store does not answer"): (1, "") for fault in faults_of_outage(ALL)}
     return _said(report)
 
 

@@ -232,7 +232,26 @@ def others(known: Known, senders: Senders) -> SearchStrategy[list[Fuzzed]]:
         )
         return Fuzzed(Sent(draw(_METHODS), target, headers, draw(_BODIES)), role)
 
-    each = st.one_of(searched(), paged(), shown(), any_request())
+    @st.composite
+    def forged(draw: DrawFn) -> Fuzzed:
+        """Return a request whose token or cookie is not quite that of somebody."""
+        name, value = draw(st.sampled_from([each[0] for role, each in senders.items() if role != "nobody"]))
+        first = value.index(b"=" if name == b"cookie" else b" ") + 1
+        place, other = draw(st.integers(first, len(value) - 1)), draw(st.integers(0x21, 0x7E))
+        bent = draw(
+            st.sampled_from(
+                [
+                    value[:place] + bytes([other]) + value[place + 1 :],
+                    value[:place],
+                    value[:place] + bytes([other]) + value[place:],
+                ]
+            )
+        )
+        role = "nobody" if bent != value else "viewer"
+        target = draw(st.sampled_from(["/api/v1/invocations", "/api/v1/audit", "/api/v1/tokens", "/"]))
+        return Fuzzed(Sent("GET", target.encode(), [_HOST, (name, bent)]), role)
+
+    each = st.one_of(searched(), paged(), shown(), any_request(), forged())
     return st.lists(each, min_size=AT_ONCE, max_size=AT_ONCE)
 
 

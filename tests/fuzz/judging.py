@@ -43,13 +43,8 @@ def faults(fuzzed: Fuzzed, answer: Answer, logged: str, secrets: Sequence[bytes]
         yield f"status {answer.status}: {answer.body[:150]!r}; {logged[-600:]}"
     if b"Traceback" in answer.body and answer.status >= 400:
         yield "a traceback in an answer"
-    everything = answer.body + repr(answer.headers).encode()
-    given = fuzzed.sent.target + fuzzed.sent.body  # what a client knows is no secret to it
-    for secret in secrets:
-        if secret in everything and secret not in given:
-            yield f"the secret {secret[:16]!r}… in an answer"
-        if secret.decode() in logged:
-            yield f"the secret {secret[:16]!r}… in a log line"
+    # What a client knows is no secret to it.
+    yield from faults_of_secrets(answer, logged, secrets, fuzzed.sent.target + fuzzed.sent.body)
     if answer.status not in (204, 304) and answer.kind not in _KINDS | {"image/svg+xml", "text/plain", ""}:
         yield f"the media type {answer.kind}"
     if path.startswith("/api/v1") and answer.status >= 400 and fuzzed.sent.method != "HEAD":
@@ -60,8 +55,20 @@ def faults(fuzzed: Fuzzed, answer: Answer, logged: str, secrets: Sequence[bytes]
     refused = answer.status in (401, 403, 429)
     if fuzzed.case is not None and ROLES[fuzzed.role] < _needed(fuzzed.case) and is_found and not refused:
         yield f"status {answer.status} for the role {fuzzed.role}"
+    if path == "/" and fuzzed.role == "nobody" and answer.status == 200 and fuzzed.sent.method == "GET":
+        yield "a page for nobody"
     if fuzzed.case is not None and answer.status not in _STATUSES_BESIDE:
         yield from _unlike_description(fuzzed, answer)
+
+
+def faults_of_secrets(answer: Answer, logged: str, secrets: Sequence[bytes], known: bytes) -> Iterator[str]:
+    """Yield which secrets an answer and log lines have that the client did not send."""
+    everything = answer.body + repr(answer.headers).encode()
+    for secret in secrets:
+        if secret in everything and secret not in known:
+            yield f"the secret {secret[:16]!r}… in an answer"
+        if secret.decode() in logged:
+            yield f"the secret {secret[:16]!r}… in a log line"
 
 
 def _needed(case: Case) -> int:

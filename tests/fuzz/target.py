@@ -31,11 +31,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Lines(logging.Handler):
-    """Keeps what was logged since it was last asked."""
+    """Keeps what was logged since it was last asked. A context: it hears all loggers within."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        logging.getLogger().removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(self.format(record))
@@ -69,7 +78,7 @@ class FuzzShop(WebShop):
         self.senders: dict[str, Headers] = {"nobody": [], "api_token": _bearer(API_TOKEN)}
 
     def __enter__(self) -> Self:
-        logging.getLogger().addHandler(self.lines)
+        self.lines.__enter__()
         self._loop.__enter__()
         super().__enter__()
         self._let_in()
@@ -134,7 +143,7 @@ class FuzzShop(WebShop):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        logging.getLogger().removeHandler(self.lines)
+        self.lines.__exit__(kind, error, traceback)
         super().__exit__(kind, error, traceback)
         self._loop.close()
 
