@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -109,6 +109,7 @@ _ROLES = [*["admin"] * 6, *ROLES]
 
 # --- beside the description
 
+_ENDS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # the last bits of some mean nothing
 _TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 _VALUES = st.sampled_from(
     [
@@ -253,6 +254,29 @@ def others(known: Known, senders: Senders) -> SearchStrategy[list[Fuzzed]]:
 
     each = st.one_of(searched(), paged(), shown(), any_request(), forged())
     return st.lists(each, min_size=AT_ONCE, max_size=AT_ONCE)
+
+
+def sweep(known: Known, senders: Senders, start: int) -> Iterator[Fuzzed]:
+    """Yield each route and each page once for each role, with records that there are; and a request with what is not
+    quite the token or the cookie of each.
+    """
+    chance = random.Random(start)
+    asked = [(each.method, f"/api/v1{each.path}") for each in api.ROUTES]
+    asked += [("GET", page.path) for page in table.PAGES]
+    for role, credentials in senders.items():
+        for method, path in asked:
+            for name in ("id", "name", "step:path"):
+                chosen = "another" if path.endswith(_ENDS_THE_RUNNER) else chance.choice(known[name.partition(":")[0]])
+                path = path.replace(f"{{{name}}}", chosen)
+            headers = [_HOST, *credentials, (b"content-type", b"application/json"), (b"accept", b"text/html")]
+            yield Fuzzed(Sent(method, _quoted(path).encode(), headers, b"{}"), role)
+        for name, value in credentials[:1]:
+            for bent in (
+                value[:-1],
+                value + b"A",
+                *(value[:-1] + bytes([each]) for each in _ENDS if each != value[-1]),
+            ):
+                yield Fuzzed(Sent("GET", b"/api/v1/invocations", [_HOST, (name, bent)]), "nobody")
 
 
 def _asked(senders: Senders, path: str, query: Sequence[tuple[str, str]], *headers: tuple[bytes, bytes]) -> Fuzzed:

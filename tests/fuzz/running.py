@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from tests.fuzz.cases import AT_ONCE, Fuzzed, described, others
+from tests.fuzz.cases import AT_ONCE, Fuzzed, described, others, sweep
 from tests.fuzz.judging import faults
 from tests.fuzz.target import FuzzShop
 
@@ -40,13 +40,16 @@ class Report:
 
 
 def fuzz(shop: FuzzShop, requests: int, start: int = 0, *, told: Callable[[Report], object] = id) -> Report:
-    """Send about so many requests: two of three are made from the description."""
+    """Send about so many requests: each route once for each role; then two of three are made from the description."""
     report = Report()
     document = description(api.ROUTES, "0")
     strategies: list[SearchStrategy[Any]] = [
         described(document, shop.known, shop.senders),
         others(shop.known, shop.senders),
     ]
+    for fuzzed in sweep(shop.known, shop.senders, start):
+        judge(shop, fuzzed, report)
+    report.memory.append(resident())
     round = 0
     while report.sent < requests:
         before = report.sent

@@ -39,12 +39,14 @@ class Lines(logging.Handler):
 
     def __enter__(self) -> Self:
         logging.getLogger().addHandler(self)
+        logging.getLogger("holdfast").setLevel(logging.DEBUG)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         logging.getLogger().removeHandler(self)
+        logging.getLogger("holdfast").setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(self.format(record))
@@ -155,4 +157,4 @@ def _bearer(token: str) -> Headers:
 def _cookies(answer: Answer) -> Headers:
     """Return the header with the cookies that an answer has set."""
     pairs = [each.partition(";")[0] for each in answer.headers.get("set-cookie", [])]
-    return [(b"cookie", "; ".join(pairs).encode())]
+    return [(b"cookie", "; ".join(each for each in pairs if not each.endswith('=""')).encode())]

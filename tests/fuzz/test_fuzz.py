@@ -1,4 +1,4 @@
-"""A few hundred of the requests of ``make fuzz``; and what a store that does not answer gives away."""
+"""About a thousand of the requests of ``make fuzz``; and what a store that does not answer gives away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.web.reading.search import LONGEST, SearchError, formatted, parse
 
 def test_no_request_shows_a_defect_or_a_secret(tmp_path: Path) -> None:
     with FuzzShop(f"sqlite:///{tmp_path / 'fuzz.db'}") as shop:
-        report = fuzz(shop, 240, 7)
+        report = fuzz(shop, 1_200, 7)
     assert report.faults == {}
     assert {200, 400, 401, 403, 404, 422} <= {status for status, _ in report.statuses}
 
