@@ -25,8 +25,16 @@ ALL = (
 )
 
 
-def faults_of_outage(asked: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield what is wrong with the answers to these methods and paths."""
+def faults_of_outage(asked: Iterable[tuple[str, str]]) -> list[str]:
+    """Return what is wrong with the answers to these methods and paths."""
+    with warnings.catch_warnings():  # the driver leaves sockets behind that never were connected
+        warnings.simplefilter("ignore", ResourceWarning)
+        found = list(_faults(asked))
+        gc.collect()
+    return found
+
+
+def _faults(asked: Iterable[tuple[str, str]]) -> Iterator[str]:
     secrets = (PASSWORD.encode(), API_TOKEN.encode())
     with App(URL, api_token=API_TOKEN, max_retries=0, retry_max_time=0) as app, Lines() as lines:
         with asyncio.Runner() as loop:
@@ -40,6 +48,3 @@ def faults_of_outage(asked: Iterable[tuple[str, str]]) -> Iterator[str]:
                     yield f"{method} {path}: status {answer.status}, {answer.body[:200]!r}"
                 for fault in faults_of_secrets(answer, lines.taken(), secrets, b""):
                     yield f"{method} {path}: {fault}"
-    with warnings.catch_warnings():  # the driver leaves sockets behind that never were connected
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
