@@ -41,15 +41,15 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     app.close()
 
 
-def load_story(url: str) -> Any:
+def load_story(url: str, name: str = "browser_story") -> Any:
     """Import the shop anew, on a store of its own."""
-    spec = importlib.util.spec_from_file_location("shop", HERE / "story.py")
+    spec = importlib.util.spec_from_file_location(name, HERE / "story.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HOLDFAST_URL", url)
-        sys.modules["shop"] = module
+        sys.modules[name] = module
         spec.loader.exec_module(module)
     return module
 

@@ -79,7 +79,7 @@ def live_through_an_hour(url: str) -> None:
 
 @contextlib.contextmanager
 def earlier(url: str, seconds: float) -> Iterator[Any]:
-    module = load_story(url)
+    module = load_story(url, "shop")
     runtime = module.app.runtime
     runtime.clock = EarlierClock(seconds)
     runtime.ids = Ids(runtime.clock, runtime.rng)
@@ -117,10 +117,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/shop.db"
         live_through_an_hour(url)
-        module = load_story(url)
+        module = load_story(url, "shop")
         ids = module.seed(module.app)
         module.app.close()  # what it has counted is stored
-        module = load_story(url)
+        module = load_story(url, "shop")
         with module.importing(module.app) as running, serving(module.app) as address:
             elsewhere(draw, address, ids | {"running": running})
         module.app.close()

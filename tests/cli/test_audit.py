@@ -22,6 +22,7 @@ from holdfast.web.auditing import TWINS
 # Commands that change nothing in a store, or nothing of what is in it.
 LOOKING = {
     *("ps", "show", "why", "history", "archive", "streams", "tasks", "apps", "triggers", "services", "stats", "audit"),
+    *("top", "doctor", "store keys"),
     *("config", "runners", "groups", "groups show", "queues", "limits", "limits list", "limits show", "schedules"),
     *("schedules show", "schedules next", "events", "events show", "hooks", "hooks list", "hooks show"),
     *("workflow steps", "workflow events", "workflow check", "workflow replay", "status render"),
