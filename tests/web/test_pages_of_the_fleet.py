@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import itertools
 import re
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from tests.support.patience import patient
 from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
+from tests.web.stepping import Steps
 
 from holdfast import App
 from holdfast.errors import StoreUnavailable
@@ -243,29 +242,6 @@ def test_damaged_records_are_shown_cut_and_escaped() -> None:
 
 
 # --- the cost
-
-
-class Steps:
-    """Count the instructions of SQLite's machine that reading takes."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._seen = itertools.count()
-
-    def of(self, work: Callable[[], object]) -> int:
-        work()  # once before: statements are prepared
-        self._set(lambda: next(self._seen) < 0)
-        before = next(self._seen)
-        work()
-        self._set(None)
-        return next(self._seen) - before
-
-    def _set(self, handler: Callable[[], bool] | None) -> None:
-        def install(connection: Any) -> None:
-            raw: sqlite3.Connection = connection.raw
-            raw.set_progress_handler(handler, 1)
-
-        with_store(self._app, lambda store: store._read(install))
 
 
 def test_pages_do_not_pay_for_what_is_stored(tmp_path: Path) -> None:
