@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import json
 import random
 import statistics
 import subprocess
@@ -26,7 +25,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks import workload
-from benchmarks.measure import percentile
 from benchmarks.stock import APP, TASKS, stock
 from benchmarks.table import table
 from benchmarks.targets import TARGETS, end_orderly
@@ -45,6 +43,7 @@ FIRST_PAINT_MS, SHARE = 300, 0.02
 _WATCHED = "invocations runners queues stats store"
 _PLACE = "/usr/bin/chromium"
 _TICKS = 100.0
+_LONGEST_SECONDS = 120.0
 
 
 # --- a monitor in a process of its own
@@ -92,13 +91,13 @@ class MonitorProcess:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
-    async def follow(self) -> asyncio.StreamReader:
-        """Open a live feed, and return what it sends."""
+    async def follow(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a live feed, and return what it sends, and what has to be closed."""
         host, _, port = self._place.partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         topics = _WATCHED.replace(" ", "+")
         writer.write(f"GET /api/v1/live?topics={topics} HTTP/1.1\r\nHost: {self._place}\r\n\r\n".encode())
-        return reader
+        return reader, writer
 
     def __enter__(self) -> Self:
         return self
@@ -262,13 +261,14 @@ class Watching:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()))
 
     async def _watch(self) -> None:
-        reader = await self._monitor.follow()
+        reader, writer = await self._monitor.follow()
         while not self._ends.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
                     if b"changed" in await reader.readline():
                         self.fetches += 1
                         await asyncio.to_thread(self._monitor.get, "/")
+        writer.close()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -293,8 +293,7 @@ def drain(fresh: Any, calls: int, *, watched: bool) -> Drained:
         watching = None
         if monitor is not None:
             watching = stack.enter_context(Watching(monitor))
-            monitor.get("/")
-            time.sleep(2.0)
+            time.sleep(3.0)  # the browser is told of everything once
         before, spent = worker.cpu_seconds(), 0.0 if monitor is None else monitor.processor()
         worker.start()
         began = time.perf_counter()
@@ -331,11 +330,30 @@ def report_drains(fresh: Any, calls: int, rounds: int) -> float:
 # --- many clients
 
 
-async def crowd(monitor: MonitorProcess, app: App, clients: int, changes: int, fetches: bool) -> list[list[str]]:
+class Told:
+    """When each of some clients was told last."""
+
+    def __init__(self, clients: int) -> None:
+        self.times: dict[int, float] = {}
+        self.all = asyncio.Event()
+        self._clients = clients
+
+    def note(self, number: int) -> None:
+        self.times[number] = time.perf_counter()
+        if len(self.times) == self._clients:
+            self.all.set()
+
+    def forget(self) -> None:
+        self.times.clear()
+        self.all.clear()
+
+
+async def crowd(monitor: MonitorProcess, app: App, clients: int, changes: int, *, fetches: bool) -> list[list[str]]:
     """Let so many clients follow the feed while calls are submitted. Return rows of figures."""
-    before, told = monitor.memory(), dict[int, float]()
-    readers = await asyncio.gather(*[monitor.follow() for _ in range(clients)])
-    tasks = [asyncio.create_task(_note(number, reader, told)) for number, reader in enumerate(readers)]
+    before, told = monitor.memory(), Told(clients)
+    feeds = await asyncio.gather(*[monitor.follow() for _ in range(clients)])
+    place = monitor.address if fetches else ""
+    tasks = [asyncio.create_task(_note(number, reader, told, place)) for number, (reader, _) in enumerate(feeds)]
     await asyncio.sleep(25)  # each is told once that it has come
     lone, idle = monitor.processor(), time.perf_counter()
     await asyncio.sleep(10)
@@ -343,33 +361,35 @@ async def crowd(monitor: MonitorProcess, app: App, clients: int, changes: int, f
     some, last = [], []
     spent, began = monitor.processor(), time.perf_counter()
     for number in range(changes):
-        told.clear()
+        told.forget()
         await asyncio.to_thread(app.get_task("benchmark:function").submit, number)
         submitted = time.perf_counter()
-        while len(told) < clients and time.perf_counter() - submitted < 60:
-            await asyncio.sleep(0.02)
-        late = sorted(at - submitted for at in told.values())
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            await told.all.wait()
+        late = [at - submitted for at in told.times.values()]
         some.append(statistics.median(late))
-        last.append(late[-1] if len(late) == clients else 60.0)
-        if fetches:
-            await asyncio.gather(*[asyncio.to_thread(_fetched, monitor.address) for _ in range(clients)])
+        last.append(max(late))
     share = (monitor.processor() - spent) / (time.perf_counter() - began)
-    for task in tasks:
+    for task, (_, writer) in zip(tasks, feeds, strict=True):
         task.cancel()
+        writer.close()
     await asyncio.gather(*tasks, return_exceptions=True)
     return [
         ["until half know, s", f"{statistics.median(some):.1f}"],
         ["until the last one knows, s", f"{statistics.median(last):.1f}"],
         ["processor of the monitor, nothing changes", f"{idle_share:.1%}"],
         ["the same, a change as soon as all know", f"{share:.1%}"],
-        ["memory for each client, KiB", f"{(monitor.memory() - before) * 1024 / clients:.0f}"],
+        ["memory, MiB more than without", f"{monitor.memory() - before:.1f}"],
     ]
 
 
-async def _note(number: int, reader: asyncio.StreamReader, told: dict[int, float]) -> None:
+async def _note(number: int, reader: asyncio.StreamReader, told: Told, address: str) -> None:
+    """Note when a client is told; with an address, it fetches the overview then, as a browser does."""
     while line := await reader.readline():
         if line.startswith(b"event: changed"):
-            told[number] = time.perf_counter()
+            if address:
+                await asyncio.to_thread(_fetched, address)
+            told.note(number)
 
 
 def _fetched(address: str) -> None:
@@ -380,14 +400,15 @@ def _fetched(address: str) -> None:
 
 
 def report_crowd(fresh: Any, clients: int, changes: int) -> None:
+    kinds = {"1": (1, False), f"{clients}": (clients, False), f"{clients}, each fetches the overview": (clients, True)}
     with fresh() as url, workload.make(url).app as app:
         app.get_task("benchmark:function").submit(0)
-        rows = {}
-        for count in (1, clients):
+        columns = []
+        for count, fetches in kinds.values():
             with MonitorProcess(url, "benchmark") as monitor:
-                rows[count] = asyncio.run(crowd(monitor, app, count, changes, fetches=False))
-        together = [[name, one, many] for (name, one), (_, many) in zip(rows[1], rows[clients], strict=True)]
-        print(table(["clients of the live feed", "1", str(clients)], together))
+                columns.append(asyncio.run(crowd(monitor, app, count, changes, fetches=fetches)))
+        rows = [[each[0][0], *(value for _, value in each)] for each in zip(*columns, strict=True)]
+        print(table(["clients of the live feed", *kinds], rows))
 
 
 # --- the program
