@@ -38,7 +38,18 @@ Raw = Database[dict[str, Any]]
 Operation = Callable[[MongoStore], Awaitable[object]]
 
 APP = "holdfast-retries"
-COMMANDS = ("insert", "find", "update", "delete", "findAndModify", "aggregate", "distinct", "getMore", "count", "dbStats")
+COMMANDS = (
+    "insert",
+    "find",
+    "update",
+    "delete",
+    "findAndModify",
+    "aggregate",
+    "distinct",
+    "getMore",
+    "count",
+    "dbStats",
+)
 
 
 @pytest.fixture
