@@ -33,20 +33,25 @@ class Told(NamedTuple):
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """Seed a store once, and serve its pages. One runner is at work on a call that does not end."""
     chromium.browser()
-    patched = pytest.MonkeyPatch()
-    patched.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path_factory.mktemp('story')}/shop.db")
-    spec = importlib.util.spec_from_file_location("browser_story", HERE / "story.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["browser_story"] = module
-    spec.loader.exec_module(module)
+    module = load_story(f"sqlite:///{tmp_path_factory.mktemp('story')}/shop.db")
     app: App = module.app
     ids = elsewhere(module.seed, app)
     with module.importing(app) as running, serving(app) as address:
         yield Told(app, ids | {"running": running}, address)
     app.close()
-    patched.undo()
+
+
+def load_story(url: str, name: str = "browser_story") -> Any:
+    """Import the shop anew, on a store of its own."""
+    spec = importlib.util.spec_from_file_location(name, HERE / "story.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HOLDFAST_URL", url)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return module
 
 
 def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
@@ -103,8 +108,9 @@ class Window:
         return int(self.page.evaluate(wide))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """A browser for one module: its driver has an event loop on this thread, in which other tests could not block."""
     place = chromium.browser()
     from playwright.sync_api import sync_playwright
 

@@ -13,6 +13,7 @@ from tests.browser.conftest import Told
 
 from holdfast.web.pages.table import PAGES
 
+pytestmark = pytest.mark.xdist_group("browser")
 Windows = Callable[..., Any]
 
 

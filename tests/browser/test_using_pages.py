@@ -16,6 +16,7 @@ from tests.web.shop import eventually
 from holdfast.cli import program
 from holdfast.web.pages.table import PAGES
 
+pytestmark = pytest.mark.xdist_group("browser")
 Windows = Callable[..., Any]
 COMMANDS: Any = typer.main.get_command(program._make())
 

@@ -22,6 +22,7 @@ from holdfast.web.auditing import TWINS
 # Commands that change nothing in a store, or nothing of what is in it.
 LOOKING = {
     *("ps", "show", "why", "history", "archive", "streams", "tasks", "apps", "triggers", "services", "stats", "audit"),
+    *("top", "doctor", "store keys"),
     *("config", "runners", "groups", "groups show", "queues", "limits", "limits list", "limits show", "schedules"),
     *("schedules show", "schedules next", "events", "events show", "hooks", "hooks list", "hooks show"),
     *("workflow steps", "workflow events", "workflow check", "workflow replay", "status render"),
@@ -34,10 +35,13 @@ LOOKING = {
         "store check",
         "store backup",
         "store roles",
+        "store keys",
+        "doctor",
+        "top",
     ),
 }
 # The engine at work. What it does is in the history of invocations.
-WORKING = {"run", "worker", "monitor", "world serve"}
+WORKING = {"run", "worker", "monitor", "world serve", "dev", "dev-pages"}
 # It makes the store, in which the record would be.
 MAKING = {"store prepare"}
 

@@ -267,3 +267,13 @@ def test_named_ones_are_removed_and_others_are_left(app: App, done: dict[str, st
     app.invocation(keyed.id).cancel()
     assert list(post("/invocations/bulk-purge", ids=[keyed.id])["refused"]) == [keyed.id]
     assert post("/invocations/bulk-purge", ids=[keyed.id], force=True)["count"] == 1
+
+
+def test_the_audit_record_of_many_has_the_search(app: App, client: TestClient, post: Post) -> None:
+    app.tasks["shop:add"].submit(1)
+    post("/invocations/bulk-cancel", query="task:add", preview=True)
+    post("/invocations/bulk-cancel", query="task:add since:1h", reason="a test")
+    (record,) = client.get("/api/v1/audit").json()["records"]
+    assert (record["action"], record["reason"], record["outcome"]) == ("invocation.cancel", "a test", "done")
+    assert record["twin"] == "holdfast cancel '--search=task:add since:1h'"
+    assert record["detail"] == "1 invocation cancelled"

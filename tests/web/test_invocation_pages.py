@@ -10,12 +10,13 @@ from html import unescape
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 from tests.docs.test_reference import command_line
 from tests.web.shop import HOSTILE, Approval, WebShop, eventually
 
 from holdfast import App
-from holdfast.model.records import HistoryEntry
+from holdfast.model.records import HistoryEntry, first_history
 from holdfast.model.status import TABLE, Status
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages.as_pytest import as_pytest, literal
@@ -186,6 +187,19 @@ def test_pages_read_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch)
             assert sum(read) <= most, path
         assert "The search stopped here" in client.get("/invocations?q=error:nothing").text
     app.close()
+
+
+def test_what_cannot_be_read_is_said_and_the_page_is_shown(shop: WebShop, page: Any) -> None:
+    engine, like = shop.app.runtime.ready(), shop.later.record()
+    damaged = replace(
+        like, id=engine.ids.new(), arguments=b"\xff\xfe", history=first_history(engine.ids.operation(), like.created_at)
+    )
+    assert shop.app.runtime.run(engine.store.insert([damaged])) == [True]
+    text = page(f"/invocations/{damaged.id}")
+    assert "notice-line" in text
+    assert "The arguments cannot be read here" in text
+    assert "Rerun with other arguments" not in text
+    assert damaged.id in page("/invocations", q="queue:later")
 
 
 def test_the_commands_that_actions_show_exist(shop: WebShop, page: Any) -> None:

@@ -21,11 +21,12 @@ from holdfast.ids import InvocationId
 from holdfast.model.log import Page
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import is_world
 from holdfast.store.contract import Filter
 from holdfast.streams import records as streams
 from holdfast.world.logs import asked
 from holdfast.world.projection import STATUSES
-from holdfast.world.records import decode, is_world, run_name
+from holdfast.world.records import decode, run_name
 from holdfast.world.rules import HOOK_CREATED, HOOK_RECEIVED, RUN_CREATED, RUN_ENDS, STEP_CREATED, STEP_ENDS
 from holdfast.world.rules import STEP_COMPLETED as COMPLETED
 from holdfast.world.rules import STEP_STARTED as STARTED

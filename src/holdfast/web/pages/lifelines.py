@@ -160,7 +160,8 @@ class StepBar(NamedTuple):
     x: float
     width: float
     text: str
-    title: str
+    text_x: float
+    is_right: bool  # its text ends there
     child: str
 
 
@@ -199,4 +200,7 @@ def _bar(axes: Axes, call: StepRecord, span: Span, queue: str, number: int) -> S
     text = f"{brief(label(call, queue), 60)}: {call.status}{f' {spent}' if spent else ''}{attempts}"
     x = min(axes.x(start), axes.width - 3.0)
     width = max(round(axes.x(end) - x, 2), 3.0)
-    return StepBar(call.id, label(call, queue), call.status, kind, number * _ROW, x, width, text, text, call.child)
+    is_right = x > axes.width * 0.5
+    text_x = x + width if is_right else x
+    y = number * _ROW
+    return StepBar(call.id, label(call, queue), call.status, kind, y, x, width, text, text_x, is_right, call.child)

@@ -14,9 +14,10 @@ from holdfast.model.decoding import PAUSE
 from holdfast.model.explain import living
 from holdfast.model.rates import CHANGE
 from holdfast.model.records import InvocationRecord
-from holdfast.model.status import OWNED
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.runtime.wait import get_readable
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.stats.records import DEPLOYS
@@ -81,6 +82,17 @@ async def _store(engine: Engine) -> object:
     return [(each.id, each.at) for each in await engine.store.quarantined(engine.app, latest=1)]
 
 
+async def _world(engine: Engine) -> object:
+    find, messages = engine.store.find, engine.foreign.app
+    found = [
+        await find(engine.app, Filter(queues=frozenset({WORLD_QUEUE})), _NEWEST),
+        await find(messages, Filter(statuses=frozenset(Status) - FINAL), _NEWEST),
+        await find(messages, Filter(), 1, order=Order.LATEST_END),
+    ]
+    heard = [(each.id, each.heartbeat_at // _HEARD_SECONDS) for each in await engine.store.roster(messages)]
+    return heard, [(each.id, each.version) for records in found for each in records]
+
+
 async def _versions(engine: Engine, kind: str, order: EntryOrder, limit: int = _ENTRIES) -> object:
     found = await engine.store.entries(engine.app, kind, order=order, limit=limit)
     return [(each.name, each.version) for each in found]
@@ -95,6 +107,7 @@ _QUESTIONS: Mapping[str, Callable[[Engine], Awaitable[object]]] = {
     "events": _events,
     "stats": _stats,
     "store": _store,
+    "world": _world,
 }
 TOPICS = tuple(_QUESTIONS)
 _OF_CALLS_TOO = ("queues", "hooks")  # they change with the invocations
