@@ -6,10 +6,10 @@ documents each command has examined.
 
 from __future__ import annotations
 
-import itertools
-import sqlite3
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from tests.web.stepping import Steps
 
 from holdfast import App
 
@@ -22,34 +22,7 @@ class Looks(Protocol):
 
 def looks_of(app: App) -> Looks:
     url = app.runtime.url
-    return StepsOfSqlite(app) if url.startswith("sqlite:") else ExaminedByMongo(url)
-
-
-class StepsOfSqlite:
-    """Count the instructions of SQLite's machine that reading takes."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._seen = itertools.count()
-
-    def of(self, work: Callable[[], object]) -> int:
-        work()  # once before: statements are prepared
-        self._set(lambda: next(self._seen) < 0)
-        before = next(self._seen)
-        work()
-        self._set(None)
-        return next(self._seen) - before
-
-    def _set(self, handler: Callable[[], bool] | None) -> None:
-        def install(connection: Any) -> None:
-            raw: sqlite3.Connection = connection.raw
-            raw.set_progress_handler(handler, 1)
-
-        async def job() -> None:
-            store: Any = (await self._app.runtime.engine()).store
-            await store._read(install)
-
-        self._app.runtime.run(job())
+    return Steps(app) if url.startswith("sqlite:") else ExaminedByMongo(url)
 
 
 class ExaminedByMongo:

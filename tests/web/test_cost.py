@@ -41,6 +41,8 @@ PAGE = {"accept": "text/html"}
 COUNT, BOUND = 420, 60  # in the place of the bounds of the read model, so that few records are enough
 QUERIES = {"/invocations/complete": "?q=task:&at=5", "/invocations/count": "?q=status:success"}
 SLACK = 300
+WITHOUT = ("/world/", "/groups/")  # this shop has no run of a World, and no group
+COUNTS_ALL = {"/apps", "/doctor"}  # they count what is stored, as their commands do
 UNBOUNDED = {"/invocations/{id}/streams/{name}", "/live"}  # they do not end; the second is counted by its topics
 
 
@@ -166,10 +168,14 @@ def addresses(shop: WebShop, get: Callable[[str], Any]) -> dict[str, str]:
     ids = {"events": get("/events")["events"][0]["id"], "runners": "silent-1"}
     tables = [(page.path, page.path) for page in PAGES]
     tables += [
-        (PREFIX + each.path, each.path) for each in ROUTES if each.method == "GET" and each.path not in UNBOUNDED
+        (PREFIX + each.path, each.path)
+        for each in ROUTES
+        if each.method == "GET" and each.path not in UNBOUNDED | COUNTS_ALL
     ]
     found = {}
     for name, path in tables:
+        if path.startswith(WITHOUT) and "{" in path:
+            continue
         noun = path.split("/")[1] if path else ""
         noun = "hooks" if noun == "hook" else noun
         id = ids.get(noun, speech if "/streams" in path else shop.run.id)
