@@ -110,6 +110,7 @@ def places(evil: Told) -> dict[str, list[str]]:
         "/events/{id}": [ids["event"]],
         "/hook/{name}": [each.name for each in app.hooks()],
         "/runners/{id}": [],
+        "/world/messages/{id}": [],
     }
     found = {}
     for page in PAGES:
