@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots demo test test-world test-world-kills quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed check-perf docs diagram clean
+.PHONY: help screenshots demo test test-world test-world-kills quick shuffled planted faults fuzz torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed bench-monitor check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ planted: $(READY)  ## plant bugs one by one in a copy of the source, and see whi
 
 faults: $(READY)  ## every crash point in every role on both stores, damaged records, MongoDB of every kind (10 minutes)
 	$(BIN)/python -m pytest -m 'faults and not torture' -n 2 --dist loadgroup --durations=8
+
+fuzz: $(READY)  ## 100,000 requests of every kind to the API and the pages (15 minutes; FUZZ="--requests 5000 --seed 7")
+	$(BIN)/python -W ignore -m tests.fuzz $(FUZZ)
 
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)
 	$(BIN)/python -m pytest -m torture -n 0 -s --durations=0
@@ -94,6 +97,9 @@ bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios:
 
 bench-observed: $(READY)  ## what metrics and tracing cost a drain, in turns with one without (1 minute)
 	$(BIN)/python -m benchmarks.observed
+
+bench-monitor: $(READY)  ## pages beside a million invocations, a watched drain, 200 clients of the live feed (15 minutes)
+	$(BIN)/python -m benchmarks.monitor
 
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check

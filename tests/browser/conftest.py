@@ -108,8 +108,9 @@ class Window:
         return int(self.page.evaluate(wide))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """A browser for one module: its driver has an event loop on this thread, in which other tests could not block."""
     place = chromium.browser()
     from playwright.sync_api import sync_playwright
 

@@ -19,6 +19,7 @@ from holdfast import App, context, hook, on_event, stream
 from holdfast.errors import HoldfastError
 from holdfast.web.pages.table import PAGES
 
+pytestmark = pytest.mark.xdist_group("browser")
 LONG = "x" * 1_000_000
 TEXTS = (
     "<script>window.ran = 1</script>",
@@ -109,6 +110,7 @@ def places(evil: Told) -> dict[str, list[str]]:
         "/events/{id}": [ids["event"]],
         "/hook/{name}": [each.name for each in app.hooks()],
         "/runners/{id}": [],
+        "/world/messages/{id}": [],
     }
     found = {}
     for page in PAGES:

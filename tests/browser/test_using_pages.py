@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import typer
 from tests.browser.conftest import Told
-from tests.browser.test_every_page import addresses
+from tests.browser.test_every_page import PATHS, addresses
 from tests.web.shop import eventually
 
 from holdfast.cli import program
-from holdfast.web.pages.table import PAGES
 
+pytestmark = pytest.mark.xdist_group("browser")
 Windows = Callable[..., Any]
 COMMANDS: Any = typer.main.get_command(program._make())
 
@@ -25,7 +25,7 @@ def close(page: Any) -> None:
     page.wait_for_selector("dialog", state="detached")
 
 
-@pytest.mark.parametrize("path", [page.path for page in PAGES])
+@pytest.mark.parametrize("path", PATHS)
 def test_each_action_shows_what_it_will_touch_and_its_twin(story: Told, window: Windows, path: str) -> None:
     page = window().open(addresses(story)[path][0])
     seen = set[str]()

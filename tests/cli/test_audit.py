@@ -35,6 +35,9 @@ LOOKING = {
         "store check",
         "store backup",
         "store roles",
+        "store keys",
+        "doctor",
+        "top",
     ),
 }
 # The engine at work. What it does is in the history of invocations.

@@ -188,6 +188,18 @@ def test_show_tells_the_result_the_error_and_the_history(shop: Path, app: App, h
     assert "  | ValueError: it broke" in holdfast("show", bad).out
 
 
+def test_show_tells_retries_to_people_and_as_they_are_stored_to_programs(folder: Path, holdfast: Command) -> None:
+    (folder / "shop.py").write_text(
+        "from holdfast import App\napp = App('sqlite:///shop.db')\n"
+        "@app.task(retries=3)\ndef add(a): ...\n"
+        "@app.task\ndef plain(a): ...\n"
+    )
+    ids = [submit(holdfast, task, "1") for task in ("add", "plain")]
+    assert "  3 more attempts, after about 1s, then 2 times" in holdfast("show", ids[0]).out
+    assert holdfast("show", ids[0], "--json").json["retries"]["kind"] == "exponential"
+    assert "\nretries" not in holdfast("show", ids[1]).out
+
+
 def test_show_says_why_arguments_cannot_be_read(shop: Path, app: App, holdfast: Command) -> None:
     id = submit(holdfast, "add", "1")
     with sqlite3.connect("shop.db") as connection:

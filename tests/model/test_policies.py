@@ -1,18 +1,14 @@
-"""Retry policies as ``show`` tells them."""
+"""Retry policies in words."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from holdfast.model.policies import describe_policy
 from holdfast.model.retries import Policy, dump_policy
 from holdfast.retries import Exponential, FirstMatch, Fixed, Forever, MoveTo, Never, Only, Timetable
-
-if TYPE_CHECKING:
-    from conftest import Command
 
 
 @pytest.mark.parametrize(
@@ -46,15 +42,3 @@ def test_one_that_is_not_known_stays_as_it_is_stored() -> None:
     unknown: dict[str, Any] = {"kind": "lunar", "phase": 3}
     assert describe_policy(unknown) == '{"kind": "lunar", "phase": 3}'
     assert describe_policy(None) == ""
-
-
-def test_show_tells_it_to_people_and_as_it_is_stored_to_programs(folder: Path, holdfast: Command) -> None:
-    (folder / "shop.py").write_text(
-        "from holdfast import App\napp = App('sqlite:///shop.db')\n"
-        "@app.task(retries=3)\ndef add(a): ...\n"
-        "@app.task\ndef plain(a): ...\n"
-    )
-    ids = [holdfast("submit", task, "1").out.strip() for task in ("add", "plain")]
-    assert "  3 more attempts, after about 1s, then 2 times" in holdfast("show", ids[0]).out
-    assert holdfast("show", ids[0], "--json").json["retries"]["kind"] == "exponential"
-    assert "\nretries" not in holdfast("show", ids[1]).out

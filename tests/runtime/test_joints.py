@@ -82,6 +82,8 @@ FAKES = (
     Fake("Shaky Counting", "schedules/test_service", NETWORK, "scenarios/test_schedules, faults/test_crash_points"),
     Fake("Meddled", "workflows/test_owners", NETWORK, "workflows/test_looking, store/test_conformance"),
     Fake("Counting Sleepy Slow", "runtime/payloads/test_payloads", NETWORK, PAYLOADS),
+    Fake("Counting", "runtime/payloads/test_cache", NETWORK, PAYLOADS),
+    Fake("Watched", "runtime/test_notes", NETWORK, SERVERS),
     Fake("Troubled Slow Lazy", "runtime/payloads/test_trouble", NETWORK, PAYLOADS),
     Fake("GatedMemory GatedCollection GatedCursor", "runtime/payloads/test_interleavings", NETWORK, PAYLOADS),
     Fake("Costly", "runtime/test_claiming_ahead", "a store whose claims are dear: MongoDB", "here: J2"),
@@ -384,7 +386,18 @@ def test_a_runner_performs_every_duty_of_its_engine(
         await member.start()
         await asyncio.sleep(130)  # two cycles of the services
         calling = ["schedules", "declared schedules", "triggers", "declared triggers"]
-        assert names == [*calling, "waits", "hooks", "retention", "streams", "stats", "expiry", "limits", "payloads"]
+        assert names == [
+            *calling,
+            "waits",
+            "hooks",
+            "groups",
+            "retention",
+            "streams",
+            "stats",
+            "expiry",
+            "limits",
+            "payloads",
+        ]
         assert performed == set(names)
         assert await fleet.store.get_payload(APP, "d") is None
 

@@ -273,9 +273,10 @@ def test_a_callback_for_results_fails_if_a_member_has(here: App) -> None:
 def test_an_empty_group_calls_back_at_once(app: App) -> None:
     shop = Shop(app)
     found = group([]).then(shop.total.s(plus=3)).submit()
+    assert found.callback is not None
+    assert found.callback.record().status == "registered"
     with app.runner(concurrency=1):
         assert found.results() == []
-        assert found.callback is not None
         assert found.callback.result(PATIENCE) == 3
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import itertools
 import re
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,11 @@ from holdfast import App
 from holdfast.errors import StoreUnavailable
 from holdfast.model.records import Quarantined, RunnerRecord, WorkerRecord
 from holdfast.runtime.engine import Engine
-from holdfast.testing.samples import invocation
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages.charts import Slot, cycle
 from holdfast.web.pages.overview import quoted
 from holdfast.web.pages.table import FILES
-from holdfast.web.reading.health import MOST_COUNTED
-from holdfast.web.reading.topics import TOPICS, TopicReading
 
 Get = Any
 PAGE = {"accept": "text/html,application/xhtml+xml"}
@@ -240,56 +235,6 @@ def test_damaged_records_are_shown_cut_and_escaped() -> None:
         assert "bad-4<" not in text
         assert "there are more" in text
         assert "25 damaged records were set aside" in shown(client.get("/").text)
-
-
-# --- the cost
-
-
-class Steps:
-    """Count the instructions of SQLite's machine that reading takes."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._seen = itertools.count()
-
-    def of(self, work: Callable[[], object]) -> int:
-        work()  # once before: statements are prepared
-        self._set(lambda: next(self._seen) < 0)
-        before = next(self._seen)
-        work()
-        self._set(None)
-        return next(self._seen) - before
-
-    def _set(self, handler: Callable[[], bool] | None) -> None:
-        def install(connection: Any) -> None:
-            raw: sqlite3.Connection = connection.raw
-            raw.set_progress_handler(handler, 1)
-
-        with_store(self._app, lambda store: store._read(install))
-
-
-def test_pages_do_not_pay_for_what_is_stored(tmp_path: Path) -> None:
-    with App(f"sqlite:///{tmp_path}/shop.db", name="shop") as app, local(app) as client:
-        reading, steps = TopicReading(app.runtime), Steps(app)
-        works: dict[str, Callable[[], object]] = {
-            path: lambda path=path: client.get(path) for path in ("/", "/runners", "/store", "/api/v1/health")
-        }
-        works["topics"] = lambda: app.runtime.run(reading.values(TOPICS))
-
-        def fill(first: int, behind: int) -> None:
-            records = [
-                invocation(f"{n:026}", app="shop", queue=f"q{n % 3}", limit_key="k" if n % 4 == 0 else None)
-                for n in range(first, behind)
-            ]
-            with_store(app, lambda store: store.insert(records))
-
-        fill(0, 3 * MOST_COUNTED + 300)
-        few = {name: steps.of(work) for name, work in works.items()}
-        fill(3 * MOST_COUNTED + 300, 12_000)
-        for name, work in works.items():
-            assert steps.of(work) < few[name] * 1.1 + 500, name
-        seen = shown(client.get("/").text)
-        assert "over 1,000" in seen
 
 
 # --- problems

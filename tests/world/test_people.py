@@ -14,7 +14,7 @@ from tests.world.serving import Served, serving
 from tests.world.waiting import until
 
 from holdfast import App, Status, on_status
-from holdfast.errors import InvocationStatusTransitionError, StepNotFound
+from holdfast.errors import InvocationStatusTransitionError, StepNotFound, UsageError
 from holdfast.ids import InvocationId
 from holdfast.world import devl
 from holdfast.world.errors import WorldError
@@ -182,3 +182,9 @@ def test_archive_has_ended_runs(served: Served) -> None:
     served.client.create(run, "run_cancelled")
     (found,) = served.app.archive(task="world:checkout", status="cancelled")
     assert f"wrun_{found.id.upper()}" == run
+
+
+def test_it_is_not_forked(served: Served) -> None:
+    run = handle(served, a_run_with_everything(served))
+    with pytest.raises(UsageError, match="is a run of a World"):
+        run.fork("step_1")

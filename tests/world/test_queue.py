@@ -20,13 +20,14 @@ from holdfast.fleet.services import Feature
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.schedules.declared import CoreSchedules
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
 from holdfast.world.deliveries import runner_of_messages
 from holdfast.world.delivery import Addresses
 from holdfast.world.errors import WorldError
-from holdfast.world.queue import MAX_DELIVERIES, Messages, as_message
+from holdfast.world.queue import Messages, as_message
 
 BASE = "http://127.0.0.1:3000"
 FLOW, STEP = "__wkf_workflow_checkout", "__wkf_step_charge"

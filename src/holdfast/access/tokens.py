@@ -36,6 +36,7 @@ from holdfast.runtime.engine import Engine
 
 TOKEN, KEYS = "access.token", "access.keys"
 FRESH_SECONDS = 5.0
+_NEW_SECONDS = 1.0
 MOST_TOKENS = 1_000
 _LISTED_AFTER_SECONDS = 30 * 86_400.0  # how long an expired token is listed
 _USED_SECONDS = 3_600.0
@@ -113,9 +114,14 @@ class AccessTokens:
     def is_fresh(self) -> bool:
         return self._monotonic() < self.known.stale_at
 
-    async def refresh(self) -> None:
+    @property
+    def may_be_new(self) -> bool:
+        """Return whether a token that is not known may have been made since they were read: a second ago at least."""
+        return self._monotonic() > self.known.stale_at - FRESH_SECONDS + _NEW_SECONDS
+
+    async def refresh(self, *, again: bool = False) -> None:
         """Read tokens and keys, unless they were read lately. Raises `StoreError`."""
-        if not self.is_fresh:
+        if again or not self.is_fresh:
             found = await self._read()
             _, ring = await self._ring()
             tokens = {record.id: record for _, record in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.app import App
 from holdfast.cli.command import Needs, command
 from holdfast.cli.output import Output
-from holdfast.masking import mask_url
+from holdfast.web.reading.apps import AppReading
 
 
 @command(Needs.APP)
@@ -14,8 +14,8 @@ def config(out: Output, app: App) -> None:
 
     It knows the app's own settings too, unless a URL is given in its place.
     """
-    rows = app.settings.explain()
-    where = {"name": app.name, "url": mask_url(app.url)}
-    out.document({"app": where, "settings": [row._asdict() for row in rows]})
-    out.table(("name", "value", "source", "meaning"), [(r.name, r.shown, r.source, r.doc) for r in rows])
-    out.line(f"so the app '{where['name']}' is on {where['url']}")
+    found = AppReading(app.runtime).settings()
+    out.document(found.document())
+    rows = [(row.name, row.shown, row.source, row.doc) for row in found.settings]
+    out.table(("name", "value", "source", "meaning"), rows)
+    out.line(f"so the app '{found.name}' is on {found.url}")

@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 from holdfast.app import App
 from holdfast.errors import AppNotFound, CorruptRecord, StoreReadOnly, UsageError
 from holdfast.masking import mask_url
-from holdfast.model.names import is_core
 from holdfast.model.records import Entry, InvocationRecord, Quarantined, RunnerRecord
 from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Backup, Filter, Finding, Store
 from holdfast.telemetry.logs import RETRIES, logging_telemetry
 from holdfast.triggers.events import EventRecord
 from holdfast.triggers.outbox import Events
+from holdfast.web.reading.apps import is_hidden, names_in
 from holdfast.workflows.replaying import StoredRun, read_run
-from holdfast.world.queue import APP as WORLD_MESSAGES
 
 T = TypeVar("T")
 
@@ -78,19 +77,10 @@ def entries(app: App, kind: str, decode: Callable[[Entry], T]) -> tuple[list[T],
     return records, unreadable
 
 
-async def names_in(store: Store) -> Sequence[str]:
-    """Return the apps of a store, without those of Holdfast's own tasks and of messages of a World."""
-    return [name for name in await store.apps() if not _is_ours(name)]
-
-
-def _is_ours(name: str) -> bool:
-    return is_core(name) or name.endswith(WORLD_MESSAGES)
-
-
 def refuse_unknown_name(app: App) -> None:
     """Raise `AppNotFound` for a name under which the store has nothing, while it has other apps."""
     names = with_store(app, names_in)
-    if names and app.name not in names and not _is_ours(app.name):
+    if names and app.name not in names and not is_hidden(app.name):
         raise AppNotFound(
             f"the store {mask_url(app.url)} has no app '{app.name}'; it has: {', '.join(names)}. Name one of them: "
             f"--name {names[0]}"

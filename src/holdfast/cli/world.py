@@ -6,28 +6,24 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from typer import Argument, Option
 
 from holdfast.app import App
-from holdfast.cli import logs, reach
+from holdfast.cli import logs
 from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
 from holdfast.cli.output import Output
 from holdfast.cli.progress import walking
 from holdfast.cli.run import LogOptions
-from holdfast.errors import InvocationNotFound, UsageError
+from holdfast.errors import UsageError
 from holdfast.model.names import counted
-from holdfast.model.records import InvocationRecord
-from holdfast.model.status import Status
-from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.showing import brief, length, moment
 from holdfast.web import missing_extra
-from holdfast.world import wire
-from holdfast.world.errors import WorldError
+from holdfast.web.reading.world import WorldReading
 from holdfast.world.importing import Imported, import_original
-from holdfast.world.queue import MAX_DELIVERIES, OPEN, Messages, as_message
 
 LOOPBACK, PORT = "127.0.0.1", 8091
 MessageId = Annotated[str, Argument(metavar="ID", help="The message: msg_ and 26 characters.")]
@@ -135,11 +131,9 @@ def messages(
     limit: Annotated[int, Option(min=1, max=1000, help="At most so many.")] = 50,
 ) -> None:
     """List the messages of a World, newest first: what is to be delivered, and when; or show or redeliver some."""
-    statuses = frozenset[Status]() if ended or run else OPEN
-    found = app.runtime.run(_messages(app, run, statuses, limit))
-    now = reach.time_of(app)
-    listed = [as_message(record) for record in found]
-    out.document({"messages": [msgspec.to_builtins(each) for each in listed]})
+    page = app.runtime.run(WorldReading(app.runtime).messages(run=run, ended=ended, limit=limit))
+    listed, now = page.messages, page.now
+    out.document(page.document())
     rows = [
         (
             each.id,
@@ -154,19 +148,12 @@ def messages(
     out.table(("message", "status", "attempt", "due", "run", "last error, or queue"), rows, empty="no messages")
 
 
-async def _messages(app: App, run: str | None, statuses: frozenset[Status], limit: int) -> list[InvocationRecord]:
-    engine: Engine = await app.runtime.engine()
-    return await engine.part(Messages).find(run=run, statuses=statuses, limit=limit)
-
-
 @command()
 def show(out: Output, app: App, id: MessageId) -> None:
     """Show one message: its content, its attempts and its last error."""
-    record, call = app.runtime.run(_message(app, id))
-    each, now = as_message(record), reach.time_of(app)
-    facts: dict[str, Any] = msgspec.to_builtins(each)
-    content = wire.decode(call["body"]) if call else None
-    out.document(facts | {"content": None if not call else msgspec.json.decode(call["body"])})
+    whole = app.runtime.run(WorldReading(app.runtime).message(id))
+    each, now, content = whole.message, whole.now, whole.content.value
+    out.document(whole.document())
     out.line(f"{each.id} ({each.status})")
     out.line()
     refused = f", and {each.refusals} refused connections in a row" if each.refusals else ""
@@ -189,19 +176,6 @@ def show(out: Output, app: App, id: MessageId) -> None:
     )
 
 
-async def _message(app: App, id: str) -> tuple[InvocationRecord, dict[str, Any]]:
-    messages = (await app.runtime.engine()).part(Messages)
-    record = await _found(messages, id)
-    return record, await messages.content(record)
-
-
-async def _found(messages: Messages, id: str) -> InvocationRecord:
-    record = await messages.get(id)
-    if record is None:
-        raise InvocationNotFound(f"the store has no message {id:.80}; holdfast world messages list --ended has them")
-    return record
-
-
 @command(action="world.redeliver", target="ids")
 def redeliver(
     out: Output,
@@ -219,12 +193,10 @@ def redeliver(
 
 
 async def _redelivered(app: App, id: str) -> str:
-    engine: Engine = await app.runtime.engine()
-    messages = engine.part(Messages)
-    try:
-        return await messages.redeliver(await _found(messages, id), str(engine.ids.new()))
-    except WorldError as error:
-        raise UsageError(error.message) from error
+    engine = await app.runtime.engine()
+    await WorldReading(app.runtime).message(id)  # which says what to do if there is none
+    made: str = await engine.foreign.redeliver(id, str(engine.ids.new()))
+    return made
 
 
 MESSAGES = {"list": messages, "show": show, "redeliver": redeliver}

@@ -3,7 +3,8 @@
 A member names its group in the outbox of its end. The receiver reads the first member that has not ended as far as this
 process knows: one read for many ends, and no counter that could be wrong. When the last end is written, all
 others are in the store. So the reader that comes after it sees that all have ended, and submits the callback. Its id
-follows from the group, so several readers submit one callback.
+follows from the group, so several readers submit one callback. Ends that come during a check share the next one, and
+a check reads few more members than have ended, so the cost of an end does not depend on the size of its group.
 
 The duty looks at open groups now and then: a read that was too old, or a submit that died, leaves no group for ever.
 """
@@ -34,6 +35,7 @@ from holdfast.store.contract import EntryOrder
 from holdfast.telemetry.events import PutOff
 
 PAGE = 500
+FIRST_PAGE = 16  # members of the first read of a check; each read after it is twice as large
 FLOOR_STEP = 2000  # members, after which the others are told how far this process has looked
 IDLE_SECONDS = 15.0
 OPEN_SECONDS = 2.0
@@ -41,6 +43,16 @@ ABANDONED_SECONDS = 600.0  # without a submit that says that all members are sto
 _AT_ONCE = 100
 _REMEMBERED = 1000
 _TRIES = 20
+
+
+class _Checks:
+    """The checks of one group: one at a time."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.known: set[str] = set()  # members that have ended, for the next check
+        self.begun = 0
+        self.made = 0  # the last one that has succeeded
 
 
 class Groups:
@@ -52,7 +64,7 @@ class Groups:
         self._app = engine.app
         self._caller = engine.part(Caller)
         self._floors: dict[str, int] = {}  # by group: members below it have ended; 0 or more: the group is whole
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._checks: WeakValueDictionary[str, _Checks] = WeakValueDictionary()
 
     # --- entries
 
@@ -93,22 +105,35 @@ class Groups:
         return ()
 
     async def check(self, id: InvocationId, known: Collection[str] = ()) -> None:
-        """Submit the callback of a group if all its members have ended. `known` are some that have."""
-        lock = self._locks.setdefault(id, asyncio.Lock())
-        async with lock:
-            floor = self._floors.get(id)
-            if floor is not None and not await self._goes_on(id, floor, known):
+        """Submit the callback of a group if all its members have ended. `known` are some that have.
+
+        Callers that wait for the same check share the next one: it begins after all their ends were written.
+        """
+        checks = self._checks.setdefault(id, _Checks())
+        checks.known.update(known)
+        begun = checks.begun
+        async with checks.lock:
+            if checks.made > begun:
                 return
-            record = await self._whole(await self.get(id))
-            if record is None or record.done_at is not None:
-                self._floors.pop(id, None)
-                return
-            reached = await self._walk(record, max(floor or 0, record.floor), known)
-            self._remember(id, reached)
-            if reached == record.size:
-                await self._done(record)
-            elif reached - record.floor >= FLOOR_STEP:
-                await self.change(id, floor=reached)
+            checks.begun = number = checks.begun + 1
+            together, checks.known = checks.known, set()
+            await self._check(id, together)
+            checks.made = number
+
+    async def _check(self, id: InvocationId, known: Collection[str]) -> None:
+        floor = self._floors.get(id)
+        if floor is not None and not await self._goes_on(id, floor, known):
+            return
+        record = await self._whole(await self.get(id))
+        if record is None or record.done_at is not None:
+            self._floors.pop(id, None)
+            return
+        reached = await self._walk(record, max(floor or 0, record.floor), known)
+        self._remember(id, reached)
+        if reached == record.size:
+            await self._done(record)
+        elif reached - record.floor >= FLOOR_STEP:
+            await self.change(id, floor=reached)
 
     async def _whole(self, record: GroupRecord | None) -> GroupRecord | None:
         """Return a group if all its members are stored; None if not yet. Its submit says so, unless it has died before
@@ -147,8 +172,10 @@ class Groups:
 
     async def _walk(self, record: GroupRecord, floor: int, known: Collection[str]) -> int:
         """Return the first member from `floor` on that has not ended. A member that is gone has ended before."""
+        page = FIRST_PAGE
         while floor < record.size:
-            ids = rules.member_ids(record.id, floor, min(floor + PAGE, record.size))
+            ids = rules.member_ids(record.id, floor, min(floor + page, record.size))
+            page = min(2 * page, PAGE)
             asked = [id for id in ids if id not in known]
             found = dict(zip(asked, await get_readable(self._store, self._app, asked), strict=True)) if asked else {}
             for id in ids:

@@ -112,7 +112,7 @@ class Engine:
         self.read_progress: ReadProgress | None = None
         self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
-        self.foreign: Any = None  # `holdfast.runtime.runs.ForeignRuns`
+        self.foreign: Any = None  # `holdfast.runtime.foreign.ForeignRuns`
         self.payload_cache = PayloadCache(self.settings.payload_cache)
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)

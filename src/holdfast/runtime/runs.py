@@ -142,20 +142,6 @@ class RunLooks(Protocol):
         ...
 
 
-class ForeignRuns(Protocol):
-    """Runs whose code and whose log are not ours to change as an owner would: those of a World."""
-
-    def has(self, record: InvocationRecord) -> bool: ...
-
-    async def cancel(self, record: InvocationRecord, *, by: str, reason: str) -> InvocationRecord:
-        """Return the record as it is then."""
-        ...
-
-    async def rerun(self, record: InvocationRecord, request: str) -> str:
-        """Return the id of the new run. Raises `UsageError`, `PayloadLost`."""
-        ...
-
-
 class RunForks(Protocol):
     """What makes a new run of a part of another one's log."""
 
@@ -182,6 +168,13 @@ def of_run(record: InvocationRecord) -> InvocationRecord:
     return record
 
 
+def of_python(record: InvocationRecord) -> InvocationRecord:
+    """Return the record. Raises `UsageError` unless it is that of a workflow in Python."""
+    if is_world(record):
+        raise UsageError(f"{record.task} {record.id} is a run of a World: this is for workflows in Python")
+    return of_run(record)
+
+
 def started_at(record: InvocationRecord) -> float:
     """Return when a run was first started; when it was created, if it was not."""
     if record.run is not None and record.run.started_at is not None:
@@ -204,6 +197,7 @@ def took(call: StepRecord, end: float) -> float | None:
 
 WORLD_QUEUE = "~world"  # of the runs of a World: no runner serves it
 WORLD_TASK = "world:"  # what the task of such a run begins with
+WORLD_APP = "~world"  # what the name of an app of messages ends with
 
 
 def is_world(record: InvocationRecord) -> bool:

@@ -33,7 +33,7 @@ _MAX_SERIES = 1000
 _MAX_LETTERS = 200  # of an argument: what is longer repeats if it begins alike
 
 NAMES = (
-    *("archive", "core", "engine", "recovery", "retention", "runner"),
+    *("archive", "audit", "core", "engine", "groups", "recovery", "retention", "runner"),
     *("schedules", "services", "stats", "store", "streams", "triggers", "web", "worker", "workflows", "world"),
 )
 """The loggers of Holdfast, below `holdfast`. A filter on a logger does not see the records of loggers below it."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from holdfast._version import __version__
 from holdfast.web.openapi import described
 from holdfast.web.routes import (
+    apps,
     archive,
     audit,
     bulk,
     calls,
     events,
+    groups,
     hooks,
     invocations,
     live,
@@ -21,6 +23,7 @@ from holdfast.web.routes import (
     streams,
     tasks,
     workflows,
+    world,
 )
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
@@ -52,7 +55,10 @@ ROUTES: tuple[ApiRoute, ...] = (
     *tasks.ROUTES,
     *archive.ROUTES,
     *runners.ROUTES,
+    *world.ROUTES,
     *store.ROUTES,
+    *groups.ROUTES,
+    *apps.ROUTES,
     *live.ROUTES,
     *audit.ROUTES,
 )

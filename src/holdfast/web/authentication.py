@@ -131,6 +131,9 @@ class Authentication:
             return None
         tokens = await self.tokens()
         record = tokens.valid(given)
+        if record is None and tokens.may_be_new:
+            await self._runtime.arun(tokens.refresh(again=True))
+            record = tokens.valid(given)
         if record is None:
             return None
         if tokens.is_use_due(record):

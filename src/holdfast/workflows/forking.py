@@ -25,7 +25,7 @@ from holdfast.model.log import Page
 from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, registered, work_hint
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.runs import of_run
+from holdfast.runtime.runs import of_python
 from holdfast.workflows import events as e
 from holdfast.workflows.answers import start_of_log
 from holdfast.workflows.events import Event
@@ -78,7 +78,7 @@ class Forking:
         """
         if changed.given is not None and definition is not None:
             bind(definition.signature, *changed.given, definition.name)
-        log = await read(engine, of_run(record), generation_of(record))
+        log = await read(engine, of_python(record), generation_of(record))
         events = prefix(record, log, step, {call: packed.data for call, packed in changed.results.items()})
         if changed.arguments is not None or changed.results or _misses_children(_before(log, step), events):
             events = [msgspec.structs.replace(event, code=_as_forked(event.code)) for event in events]

@@ -35,7 +35,7 @@ from holdfast.model.records import InvocationRecord, RunState
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.runs import of_run
+from holdfast.runtime.runs import of_python, of_run
 from holdfast.workflows import events as e
 from holdfast.workflows.answers import carry, check_whole, deliver, same_values, start_of_log
 from holdfast.workflows.context import body_context
@@ -94,7 +94,7 @@ async def read_run(engine: Engine, record: InvocationRecord) -> StoredRun:
     """Read the log of a run and its large values. Raises `UsageError` for a task, `NotDecodable`, `CorruptRecord`,
     `PayloadLost`.
     """
-    generation = 0 if of_run(record).run is None or record.run is None else record.run.generation
+    generation = 0 if of_python(record).run is None or record.run is None else record.run.generation
     events = [event for _, event in await read(engine, record, generation)]
     check_whole(record, len(events))
     wanted = [*references(record.arguments), *references(record.result or b"")]

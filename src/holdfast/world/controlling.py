@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from holdfast.codec import references
 from holdfast.errors import PayloadLost, StoreError, UsageError
 from holdfast.ids import derived_id, is_id
 from holdfast.model.records import InvocationRecord
-from holdfast.model.status import FINAL
+from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import Message, MessageContent
 from holdfast.runtime.runs import is_world
 from holdfast.store.contract import Filter
-from holdfast.world import rules
+from holdfast.world import rules, wire
 from holdfast.world.errors import WorldError
 from holdfast.world.looking import send_to
+from holdfast.world.queue import OPEN, Messages, as_message, world_app
 from holdfast.world.records import run_name
 from holdfast.world.storage import WorldStorage
 
@@ -23,13 +28,20 @@ _TIME_CHARACTERS = 10  # of an id
 
 
 class WorldRuns:
-    """See `holdfast.runtime.runs.ForeignRuns`."""
+    """See `holdfast.runtime.foreign.ForeignRuns`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def app(self) -> str:
+        return world_app(self._engine.app)
+
     def has(self, record: InvocationRecord) -> bool:
         return is_world(record)
+
+    def name_of(self, record: InvocationRecord) -> str:
+        return run_name(record.id)
 
     async def cancel(self, record: InvocationRecord, *, by: str, reason: str) -> InvocationRecord:
         """End a run, unless it has ended. Return its invocation then."""
@@ -79,6 +91,36 @@ class WorldRuns:
         except WorldError as error:
             raise UsageError(error.message) from error
         return id
+
+    # --- messages
+
+    async def messages(
+        self, *, run: str | None, ended: bool, limit: int, before: str | None
+    ) -> tuple[Sequence[Message], str | None]:
+        """Return messages, those that wait or are under way; with `ended`, and of a run, ended ones too."""
+        statuses = frozenset[Status]() if ended or run else OPEN
+        found = await self._engine.part(Messages).find(run=run, statuses=statuses, limit=limit, before=before)
+        after = min(each.id for each in found) if found and len(found) == limit else None
+        return [as_message(each) for each in found], after
+
+    async def message(self, id: str) -> tuple[Message, MessageContent] | None:
+        messages = self._engine.part(Messages)
+        record = await messages.get(id)
+        if record is None:
+            return None
+        call = await messages.content(record)
+        plain = msgspec.json.decode(call["body"]) if call else None
+        return as_message(record), MessageContent(wire.decode(call["body"]) if call else None, plain)
+
+    async def redeliver(self, id: str, request: str) -> str:
+        messages = self._engine.part(Messages)
+        record = await messages.get(id)
+        if record is None:
+            raise UsageError(f"the message {id:.80} is not stored any more")
+        try:
+            return await messages.redeliver(record, request)
+        except WorldError as error:
+            raise UsageError(error.message) from error
 
     async def _is_there(self, digest: str) -> bool:
         return (await self._engine.store.keep_payloads(self._engine.app, [digest]))[0]

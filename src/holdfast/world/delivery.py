@@ -20,6 +20,7 @@ from holdfast.ids import derived_id
 from holdfast.model.records import Entry, InvocationRecord
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.store.contract import EntryOrder
 from holdfast.telemetry.tasks import here
 from holdfast.web.rules import is_loopback
@@ -29,7 +30,6 @@ from holdfast.world.queue import (
     FAILURES,
     HTTP_STATUS,
     LANE_QUEUE,
-    MAX_DELIVERIES,
     PREFIX,
     QUEUE,
     REFUSALS,

@@ -17,6 +17,7 @@ from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import MAX_DELIVERIES, Message
 from holdfast.runtime.runs import (
     COMPLETED,
     FAILED,
@@ -35,7 +36,7 @@ from holdfast.runtime.runs import (
 from holdfast.workflows.looking import no_step
 from holdfast.world import devl, rules
 from holdfast.world.errors import WorldError
-from holdfast.world.queue import MAX_DELIVERIES, OPEN, Message, Messages, as_message, queue_for
+from holdfast.world.queue import OPEN, Messages, as_message, queue_for
 from holdfast.world.records import position_of, run_name
 from holdfast.world.requests import MAX_LIMIT
 from holdfast.world.rules import WorldRun, WorldStep

@@ -17,8 +17,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from holdfast.codec import references
 from holdfast.errors import NotDecodable, PayloadLost, StoreFull, StoreUnavailable
 from holdfast.ids import InvocationId, derived_id, is_id
@@ -26,16 +24,17 @@ from holdfast.model.crashes import crashes_in_a_row
 from holdfast.model.records import OUTCOMES, InvocationRecord, Terms, agreed_retention, first_history
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.foreign import Message
+from holdfast.runtime.runs import WORLD_APP
 from holdfast.store.contract import Filter, Order
 from holdfast.world import wire
 from holdfast.world.errors import WORLD_ERROR, WorldError, bad_request
 from holdfast.world.http_client import HttpAddress, address_of, is_header
+from holdfast.world.records import invocation_of
 
-APP = "~world"  # what the name of an app of messages ends with
 TASK, LANE_QUEUE = "holdfast:deliver", "world"
 PREFIX = "msg_"
 RUN, QUEUE, FAILURES, REFUSALS, HTTP_STATUS, SENT_TO = "run", "queue", "failures", "refusals", "http-status", "sent-to"
-MAX_DELIVERIES = 48
 _CRASHES = 50  # in a row; more than there are deliveries, so it is these that end a message
 _QUEUE_NAME = re.compile(r"__(?:[A-Za-z0-9-]+_)?wkf_(?P<kind>workflow|step)_(?P<name>.+)", re.DOTALL)
 _RESERVED = re.compile(r"(?i)x-vqs-.*|host|connection|content-length|content-type|transfer-encoding|authorization")
@@ -47,36 +46,13 @@ OPEN = frozenset(Status) - FINAL
 _AT_ONCE = 500
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as people see it. `attempt` is that of the next delivery, or of the one that is under way; `owner` has
-    it since `owned_at`.
-    """
-
-    id: str
-    queue: str
-    run: str
-    status: str  # waiting, delivering, done, failed or cancelled
-    attempt: int
-    created_at: float
-    due_at: float
-    ended_at: float | None = None
-    owner: str | None = None
-    owned_at: float | None = None
-    key: str = ""
-    error: str = ""
-    http_status: int | None = None
-    refusals: int = 0  # connections in a row that were refused
-    sent_to: str = ""
-    reason: str = ""
-
-
 class Messages:
     """A part of the engine of the app whose runs the messages are for: ``engine.part(Messages)``."""
 
     def __init__(self, engine: Engine) -> None:
         settings = dataclasses.replace(engine.settings, max_crash_recoveries=_CRASHES)
         self.of_runs = engine
-        self.engine = engine.beside(engine.app + APP, settings)
+        self.engine = engine.beside(engine.app + WORLD_APP, settings)
         self._store = engine.store
 
     # --- sending
@@ -156,11 +132,16 @@ class Messages:
         return found
 
     async def find(
-        self, *, run: str | None = None, statuses: frozenset[Status] = frozenset(), limit: int = _AT_ONCE
+        self,
+        *,
+        run: str | None = None,
+        statuses: frozenset[Status] = frozenset(),
+        limit: int = _AT_ONCE,
+        before: str | None = None,
     ) -> list[InvocationRecord]:
-        """Return messages, newest first, as far as one page goes."""
+        """Return messages, newest first, as far as one page goes. The next page has the ids `before` its lowest one."""
         attributes = frozenset({(RUN, run)}) if run is not None else frozenset()
-        where = Filter(tasks=frozenset({TASK}), statuses=statuses, attributes=attributes)
+        where = Filter(statuses=statuses, attributes=attributes, before_id=before)  # the app has no other task
         found = await self._store.find(self.engine.app, where, limit)
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
@@ -225,7 +206,7 @@ def queue_for(workflow_name: str, like: str | None = None) -> str:
 
 def world_app(app: str) -> str:
     """Return the app that the messages of an app lie in."""
-    return app + APP
+    return app + WORLD_APP
 
 
 def as_message(record: InvocationRecord) -> Message:
@@ -238,6 +219,7 @@ def as_message(record: InvocationRecord) -> Message:
         id=PREFIX + record.id,
         queue=noted.get(QUEUE, ""),
         run=noted.get(RUN, ""),
+        invocation=invocation_of(noted.get(RUN)),
         status=status,
         attempt=attempt_of(record),
         created_at=record.created_at,

@@ -17,6 +17,7 @@ from holdfast.web.pages import (
     schedules,
     store,
     tasks,
+    world,
 )
 from holdfast.web.pages.page import PageTable, WebPage
 from holdfast.web.principals import Role
@@ -49,6 +50,7 @@ PAGES: tuple[WebPage, ...] = (
     *schedules.PAGES,
     *events.PAGES,
     *hooks.PAGES,
+    *world.PAGES,
     *archive.PAGES,
     *audit.PAGES,
     *runners.PAGES,

@@ -14,9 +14,10 @@ from holdfast.model.decoding import PAUSE
 from holdfast.model.explain import living
 from holdfast.model.rates import CHANGE
 from holdfast.model.records import InvocationRecord
-from holdfast.model.status import OWNED
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.runtime.wait import get_readable
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.stats.records import DEPLOYS
@@ -57,7 +58,7 @@ async def _runners(engine: Engine) -> object:
 
 async def _queues(engine: Engine) -> object:
     changes = [await _versions(engine, kind, EntryOrder.NAME) for kind in (PAUSE, CHANGE)]
-    return changes, await engine.store.lanes(engine.app), await _invocations(engine)
+    return changes, await engine.store.lanes(engine.app)
 
 
 async def _schedules(engine: Engine) -> object:
@@ -65,7 +66,7 @@ async def _schedules(engine: Engine) -> object:
 
 
 async def _hooks(engine: Engine) -> object:
-    return await _versions(engine, HOOK, EntryOrder.NAME), await _invocations(engine)
+    return await _versions(engine, HOOK, EntryOrder.NAME)
 
 
 async def _events(engine: Engine) -> object:
@@ -79,6 +80,17 @@ async def _stats(engine: Engine) -> object:
 
 async def _store(engine: Engine) -> object:
     return [(each.id, each.at) for each in await engine.store.quarantined(engine.app, latest=1)]
+
+
+async def _world(engine: Engine) -> object:
+    find, messages = engine.store.find, engine.foreign.app
+    found = [
+        await find(engine.app, Filter(queues=frozenset({WORLD_QUEUE})), _NEWEST),
+        await find(messages, Filter(statuses=frozenset(Status) - FINAL), _NEWEST),
+        await find(messages, Filter(), 1, order=Order.LATEST_END),
+    ]
+    heard = [(each.id, each.heartbeat_at // _HEARD_SECONDS) for each in await engine.store.roster(messages)]
+    return heard, [(each.id, each.version) for records in found for each in records]
 
 
 async def _versions(engine: Engine, kind: str, order: EntryOrder, limit: int = _ENTRIES) -> object:
@@ -95,8 +107,10 @@ _QUESTIONS: Mapping[str, Callable[[Engine], Awaitable[object]]] = {
     "events": _events,
     "stats": _stats,
     "store": _store,
+    "world": _world,
 }
 TOPICS = tuple(_QUESTIONS)
+_OF_CALLS_TOO = ("queues", "hooks")  # they change with the invocations
 
 
 def is_topic(name: str) -> bool:
@@ -114,6 +128,9 @@ class TopicReading:
         """Return the value of each topic."""
         engine = await self._runtime.engine()
         found: dict[str, Any] = {name: await _QUESTIONS[name](engine) for name in topics if name in _QUESTIONS}
+        if others := [name for name in topics if name in _OF_CALLS_TOO]:
+            calls = found["invocations"] if "invocations" in found else await _invocations(engine)
+            found |= {name: (found[name], calls) for name in others}
         ids = [InvocationId(name.removeprefix(INVOCATION)) for name in topics if name.startswith(INVOCATION)]
         records = await get_readable(engine.store, engine.app, ids) if ids else []
         for id, record in zip(ids, records, strict=True):

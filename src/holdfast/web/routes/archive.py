@@ -7,14 +7,14 @@ from typing import Any, cast
 
 from holdfast.archive.api import Archive, ArchiveFilter
 from holdfast.clock import parse_duration
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, InvocationNotFound, UsageError
 from holdfast.model.names import counted
 from holdfast.model.status import FINAL
 from holdfast.runtime.definition import retention_of
 from holdfast.runtime.naming import wanted_names
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
-from holdfast.web.problems import about
+from holdfast.web.problems import about, wrong
 from holdfast.web.reading.archive import ArchiveReading
 from holdfast.web.requests import Parameter, limit_parameter, time_of
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
@@ -62,7 +62,11 @@ async def list_archive(asked: Asked) -> Render:
     given = dict(asked.query)
     limit, before = given.pop("limit"), given.pop("before")
     where = await meant(asked, given, "query")
-    return (await asked.runtime.arun(ArchiveReading(asked.runtime).page(where, limit=limit, before=before))).document
+    try:
+        page = await asked.runtime.arun(ArchiveReading(asked.runtime).page(where, limit=limit, before=before))
+    except InvocationNotFound as error:
+        raise wrong("query.before", str(error)) from error
+    return page.document
 
 
 async def meant(asked: Asked, given: dict[str, Any], place: str) -> ArchiveFilter:

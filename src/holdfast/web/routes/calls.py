@@ -17,6 +17,7 @@ from holdfast.runtime.converting import call_of_values
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.naming import declared, find_definition
 from holdfast.runtime.rerun import edited
+from holdfast.runtime.runs import of_python
 from holdfast.showing import brief, describe
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
@@ -235,7 +236,8 @@ async def retain(asked: Asked) -> Render:
 
 
 async def fork(asked: Asked) -> Render:
-    record, body = await asked.record(), cast(ForkedRun, asked.body)
+    body = cast(ForkedRun, asked.body)
+    record = of_python(await asked.record())
     call = await _call(asked, record, body.arguments)
     if call is not None and call[0] and call[1]:
         raise wrong("body.arguments", "give a list of arguments, or an object of named ones, not both", status=422)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from holdfast.model.names import counted
 from holdfast.runtime.naming import declared, find_definition
 from holdfast.schedules.api import Schedules
+from holdfast.schedules.options import TIMING, ScheduleOptions, rules_of, timing_of
 from holdfast.schedules.records import Rules, ScheduleRecord
 from holdfast.schedules.rules import begins_after
 from holdfast.schedules.service import ticks_within
 from holdfast.showing import moment
 from holdfast.web.actions import touched
+from holdfast.web.documents import Document
 from holdfast.web.principals import Role
-from holdfast.web.problems import about
+from holdfast.web.problems import about, wrong
 from holdfast.web.reading.schedules import ScheduleReading, clock_of, schedule_document, state_in_words
 from holdfast.web.requests import Parameter, time_of
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
@@ -33,21 +37,53 @@ class Backfill(Act):
     request: str | None = None
 
 
-class CreateSchedule(Act):
-    """The body of a new schedule: a task with its arguments, and one of `cron`, `every` and `at`."""
+class ScheduleTerms(Act, kw_only=True):
+    """When a schedule is due, and how its ticks are treated. With `start` or `end` null there is no such bound."""
 
-    name: str
-    task: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
     cron: str | None = None
     timezone: str | None = None
     every: str | None = None
     at: str | None = None
     overlap: str | None = None
     catch_up: str | None = None
+    catch_up_most: int | None = None
     jitter: str | None = None
+    start: str | msgspec.UnsetType | None = msgspec.UNSET
+    end: str | msgspec.UnsetType | None = msgspec.UNSET
+    unique: bool | None = None
+
+    def options(self) -> ScheduleOptions:
+        """Return what is given, as `Schedules.create` takes it. Raises `Problem`."""
+        names = ("cron", "timezone", "every", "overlap", "catch_up", "catch_up_most", "jitter", "unique")
+        found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.at is not None:
+            found["at"] = time_of("body.at", self.at)
+        for name in ("start", "end"):
+            if (text := getattr(self, name)) is not msgspec.UNSET:
+                found[name] = None if text is None else time_of(f"body.{name}", text)
+        return cast(ScheduleOptions, found)
+
+
+class CreateSchedule(ScheduleTerms, kw_only=True):
+    """The body of a new schedule: a task with its arguments, and one of `cron`, `every` and `at`."""
+
+    name: str
+    task: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    queue: str | None = None
+    priority: int | None = None
     paused: bool = False
+
+
+class UpdateSchedule(ScheduleTerms, kw_only=True):
+    """The body of a change: what is not given stays. With a `task`, its arguments take the place of the old ones."""
+
+    task: str | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    queue: str | None = None
+    priority: int | None = None
 
 
 async def list_schedules(asked: Asked) -> Render:
@@ -63,24 +99,53 @@ async def list_triggers(asked: Asked) -> Render:
     return (await asked.runtime.arun(ScheduleReading(asked.runtime).triggers())).document
 
 
+def _task(asked: Asked, body: CreateSchedule | UpdateSchedule) -> Any:
+    """Return the task of a body, with its options. Raises `UnknownTask`, `Problem`."""
+    with about("body.task"):
+        task: Any = asked.runtime.tasks[find_definition(declared(asked.runtime), body.task or "", "").name]
+    with about("body"):
+        return task.options(queue=body.queue, priority=body.priority)
+
+
 async def create_schedule(asked: Asked) -> Render:
     body: CreateSchedule = asked.body
-    with about("body.task"):
-        task = asked.runtime.tasks[find_definition(declared(asked.runtime), body.task, "").name]
-    given = {name: getattr(body, name) for name in ("cron", "timezone", "every", "overlap", "catch_up", "jitter")}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if body.at is not None:
-        options["at"] = time_of("body.at", body.at)
+    task, options = _task(asked, body), body.options()
     if body.preview:
-        return lambda: touched(f"'{body.name}' calls {task.definition.name}. That fires nothing now.")
+        with about("body"):
+            timing = timing_of(options)
+            rules_of(options, Rules())
+        said = f"'{body.name}' calls {task.definition.name}, {timing.describe()}. That fires nothing now."
+        return lambda: touched(said)
     record = await Schedules(asked.runtime).acreate(
         body.name, task, body.args, body.kwargs, paused=body.paused, **options
     )
-    return lambda: touched(
-        f"{record.name} is {state_in_words(record)}: {record.timing.describe()}",
-        name=record.name,
-        schedule=schedule_document(record, None),
-    )
+    return lambda: _changed(record)
+
+
+def _changed(record: ScheduleRecord) -> Document:
+    said = f"{record.name} is {state_in_words(record)}: {record.timing.describe()}"
+    return touched(said, name=record.name, schedule=schedule_document(record, None))
+
+
+async def update_schedule(asked: Asked) -> Render:
+    body: UpdateSchedule = asked.body
+    record, given = await _record(asked), body.options()
+    options: dict[str, Any] = dict(given)
+    if body.task is not None:
+        options |= {"task": _task(asked, body), "args": body.args, "kwargs": body.kwargs}
+    elif body.args or body.kwargs or body.queue is not None or body.priority is not None:
+        raise wrong("body.task", "give the task with its new arguments, queue or priority: they make a new call")
+    elif not options:
+        raise wrong("body", "say what to change")
+    again = " Code declares it, so a runner that starts makes it again what the code says." if record.declared else ""
+    if body.preview:
+        with about("body"):
+            timing = timing_of(given, record.timing) if TIMING & given.keys() else record.timing
+            rules_of(given, record.rules)
+        said = f"'{record.name}' is then due {timing.describe()}, with other {', '.join(sorted(options))}.{again}"
+        return lambda: touched(said)
+    changed = await Schedules(asked.runtime).aupdate(record.name, **options)
+    return lambda: _changed(changed)
 
 
 async def _record(asked: Asked) -> ScheduleRecord:
@@ -144,6 +209,7 @@ ROUTES = (
     ApiRoute("GET", "/schedules", list_schedules, "list schedules"),
     action("/schedules", create_schedule, "call a task again and again", "schedule.create", CreateSchedule),
     ApiRoute("GET", _AT, show_schedule, "show one schedule with its next and last ticks", _TIMES),
+    action(f"{_AT}/update", update_schedule, "change a schedule", "schedule.update", UpdateSchedule),
     action(f"{_AT}/pause", pause_schedule, "let a schedule rest", "schedule.pause"),
     action(f"{_AT}/resume", resume_schedule, "let a schedule go on, from now", "schedule.resume"),
     action(f"{_AT}/run", run_schedule, "submit the call of a schedule now", "schedule.run", RunNow),
