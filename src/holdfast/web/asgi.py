@@ -51,7 +51,7 @@ class WebApp:
         self._pages = PageRenderer(app.runtime)
         self._authentication = Authentication(app.runtime, is_local=is_local, user=user)
         self._logins = logins.Logins(app.runtime, self._authentication, self._pages)
-        self._webhooks = webhooks.WebhookEndpoint(app.runtime)
+        self._webhooks = webhooks.WebhookEndpoint(app.runtime, self._authentication.source)
         self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
         self._feed = LiveFeed(app.runtime)
