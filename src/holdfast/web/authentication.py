@@ -147,6 +147,8 @@ class Authentication:
         if found is None:
             return None
         name, role = found
+        if self.proxy.is_named_twice(request.headers.getlist):
+            raise _forbidden("the headers of the proxy come twice: it has to remove what its clients send")
         if not role:
             raise _forbidden(f"the proxy names a role that is none; roles: {', '.join(ROLES)}")
         return Principal(name, Role[role.upper()], "proxy", self.source(request))
