@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots demo test test-world test-world-kills quick shuffled planted faults fuzz torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed check-perf docs diagram clean
+.PHONY: help screenshots demo test test-world test-world-kills quick shuffled planted faults fuzz torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against bench-observed bench-monitor check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios:
 
 bench-observed: $(READY)  ## what metrics and tracing cost a drain, in turns with one without (1 minute)
 	$(BIN)/python -m benchmarks.observed
+
+bench-monitor: $(READY)  ## pages beside a million invocations, a watched drain, 200 clients of the live feed (15 minutes)
+	$(BIN)/python -m benchmarks.monitor
 
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check

@@ -52,7 +52,7 @@ def _turns_of(store: Any) -> Count:
 
 # --- MongoDB
 
-_UNEXPLAINED = frozenset({"insert"})  # it searches nothing
+_UNEXPLAINED = frozenset({"insert", "dbStats", "ping", "hello"})  # they search nothing
 _NOT_FOR_EXPLAIN = frozenset({"lsid", "txnNumber", "writeConcern", "readConcern", "ordered"})
 
 

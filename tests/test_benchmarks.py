@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,21 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
 import tests.support.mongod
-from benchmarks import bench, counts, crowd, hooks, measure, mongo, neighbour, scale, stock, sustained, workflows, world
+from benchmarks import (
+    bench,
+    counts,
+    crowd,
+    hooks,
+    measure,
+    mongo,
+    monitor,
+    neighbour,
+    scale,
+    stock,
+    sustained,
+    workflows,
+    world,
+)
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.quiet import Quiet
 from benchmarks.syncs import CannotCount, SyncCounter
@@ -259,6 +274,14 @@ def test_a_quick_bench_of_hooks_prints_every_figure(capsys: pytest.CaptureFixtur
     figures = json.loads(capsys.readouterr().out)["sqlite"]
     assert len(figures) == 6
     assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_a_quick_bench_of_the_monitor_prints_every_page(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor.main(["--parts", "pages", "--rounds", "1", "--archived", "300", "--backlog", "100"])
+    text = capsys.readouterr().out
+    for path in ("/", "/invocations", "/invocations/{id}", "/queues", "/limits/{name}", "/store"):
+        assert re.search(rf"^{re.escape(path)} +\d", text, re.MULTILINE), path
 
 
 def test_without_a_mongod_the_bench_says_so(no_mongod: None, capsys: pytest.CaptureFixture[str]) -> None:

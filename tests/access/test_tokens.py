@@ -56,7 +56,7 @@ def test_a_token_is_stored_as_a_digest(access: Access) -> None:
     assert access.tokens.valid(text) == record
     assert (record.name, record.role, record.expires_at) == ("ci", "operator", access.now + DAY)
     (entry,) = access.stored(TOKEN)
-    secret = text.rpartition("_")[2]
+    secret = text.split("_", 2)[2]  # which may have more of these signs in it
     assert secret.encode() not in entry.body
     assert proof_of(text).encode() not in entry.body, "who reads the store cannot make a session"
     assert text not in repr(record)
@@ -64,7 +64,7 @@ def test_a_token_is_stored_as_a_digest(access: Access) -> None:
 
 def test_tokens_are_random(access: Access) -> None:
     texts = {access.create(f"token-{number}")[1] for number in range(50)}
-    assert len({text.rpartition("_")[2] for text in texts}) == 50
+    assert len({text.split("_", 2)[2] for text in texts}) == 50
     assert len({text.split("_")[1] for text in texts}) == 50
 
 

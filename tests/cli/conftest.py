@@ -75,8 +75,9 @@ def shop(folder: Path) -> Path:
 
 
 @pytest.fixture
-def holdfast(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Give a command in this process."""
+def holdfast(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Give a command in this process. A runner would end it at once if a thread is left behind, by another test say."""
+    monkeypatch.setattr("holdfast.cli.run._end_process", lambda: None)
 
     def command(*arguments: object) -> Answer:
         capsys.readouterr()

@@ -563,6 +563,15 @@ def streaming_alone(session: Session, point: str) -> None:
     session.verdict()
 
 
+def pausing(session: Session, point: str) -> None:
+    """A person's command dies when its record is stored: the queue is not paused."""
+    session.submit("before")  # which makes the store
+    victim = session.start("tests.faults.shop", "pause", "default", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
+
+
 STORIES: dict[str, dict[str, Story]] = {
     "submit.before": {SUBMITTER: submitting, SERVICE: running_core_tasks},
     "submit.kept": {SUBMITTER: submitting, SERVICE: running_core_tasks},
@@ -641,6 +650,7 @@ STORIES: dict[str, dict[str, Story]] = {
     "child.created": {WORKER: travelling},
     "child.told": {WORKER: travelling},
     "stats.folded": {SERVICE: folding},
+    "audit.begun": {SUBMITTER: pausing},
     **{point: {WORKER: keeping_vigil} for point in POINTS if point.startswith("hook.")},
     **{point: {SERVER: serving_worlds} for point in POINTS if point.startswith("world.")},
     "note.before": {WORKER: noting, RUNNER: noting_alone},

@@ -333,6 +333,8 @@ class Session:
         counts = self.ask(lambda store: store.counts(self.name))
         if any(count for status, count in counts.items() if status not in FINAL):
             return False
+        if any(record.status not in FINAL for record in self.records()):  # a count misses what moves while it counts
+            return False
         if self.ask(self._untold):
             return False
         living, roster = {process.pid for process in self.processes if process.code is None}, self.roster()

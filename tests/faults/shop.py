@@ -9,9 +9,11 @@ With ``HOLDFAST_TEST_FREEZE`` the process freezes at the point instead of dying.
 from __future__ import annotations
 
 import os
+import runpy
 import secrets
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -178,7 +180,12 @@ def main(tokens: Sequence[str]) -> None:
     Or whoever tries a call itself: ``python -m tests.faults.shop faltering token``.
     Or whoever emits: ``python -m tests.faults.shop packed order``. Or makes a schedule: ``… schedule TOKEN``.
     Or whoever resumes a hook: ``… resume TOKEN VALUE``. Or whoever submits a group: ``… group``.
+    Or whoever pauses a queue by the command line: ``… pause QUEUE``.
     """
+    if tokens[0] == "pause":
+        sys.argv = ["holdfast", "queues", "pause", tokens[1]]
+        runpy.run_module("holdfast", run_name="__main__")
+        return
     if tokens[0] == "resume":
         witness.resume(tokens[1], tokens[2], lambda: app.resume_hook(tokens[1], tokens[2], tokens[2]))
         return
@@ -205,6 +212,4 @@ def main(tokens: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1:])

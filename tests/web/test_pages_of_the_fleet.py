@@ -13,21 +13,17 @@ from starlette.testclient import TestClient
 from tests.support.patience import patient
 from tests.web.entrance import Entrance
 from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
-from tests.web.stepping import Steps
 
 from holdfast import App
 from holdfast.errors import StoreUnavailable
 from holdfast.model.records import Quarantined, RunnerRecord, WorkerRecord
 from holdfast.runtime.engine import Engine
-from holdfast.testing.samples import invocation
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages.charts import Slot, cycle
 from holdfast.web.pages.overview import quoted
 from holdfast.web.pages.table import FILES
 from holdfast.web.principals import Role
-from holdfast.web.reading.health import MOST_COUNTED
-from holdfast.web.reading.topics import TOPICS, TopicReading
 
 Get = Any
 PAGE = {"accept": "text/html,application/xhtml+xml"}
@@ -253,33 +249,6 @@ def test_only_admins_see_what_a_damaged_record_has_in_it() -> None:
                 text, answer = client.get("/store").text, client.get("/api/v1/store/quarantine")
             assert "torn" in text
             assert ("4711-0815" in text, answer.status_code == 200) == (role is Role.ADMIN,) * 2
-
-
-# --- the cost
-
-
-def test_pages_do_not_pay_for_what_is_stored(tmp_path: Path) -> None:
-    with App(f"sqlite:///{tmp_path}/shop.db", name="shop") as app, local(app) as client:
-        reading, steps = TopicReading(app.runtime), Steps(app)
-        works: dict[str, Callable[[], object]] = {
-            path: lambda path=path: client.get(path) for path in ("/", "/runners", "/store", "/api/v1/health")
-        }
-        works["topics"] = lambda: app.runtime.run(reading.values(TOPICS))
-
-        def fill(first: int, behind: int) -> None:
-            records = [
-                invocation(f"{n:026}", app="shop", queue=f"q{n % 3}", limit_key="k" if n % 4 == 0 else None)
-                for n in range(first, behind)
-            ]
-            with_store(app, lambda store: store.insert(records))
-
-        fill(0, 3 * MOST_COUNTED + 300)
-        few = {name: steps.of(work) for name, work in works.items()}
-        fill(3 * MOST_COUNTED + 300, 12_000)
-        for name, work in works.items():
-            assert steps.of(work) < few[name] * 1.1 + 500, name
-        seen = shown(client.get("/").text)
-        assert "over 1,000" in seen
 
 
 # --- problems

@@ -283,5 +283,16 @@ class _PagesReload:
     def _can_be_imported(self) -> bool:
         app = [] if self._reference is None else ["--app", self._reference]
         line = str(self._parent)  # so that code whose import never ends does not outlive the command
-        tried = [sys.executable, "-m", "holdfast", "dev-pages", "--listen", "0", "--parent", line, "--only-import", *app]
+        tried = [
+            sys.executable,
+            "-m",
+            "holdfast",
+            "dev-pages",
+            "--listen",
+            "0",
+            "--parent",
+            line,
+            "--only-import",
+            *app,
+        ]
         return subprocess.run(tried, pass_fds=[self._parent], capture_output=True, check=False).returncode == 0

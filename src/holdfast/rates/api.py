@@ -27,6 +27,7 @@ from holdfast.model.rates import (
     change_in,
     is_rate_key,
     name_of_rate,
+    rate_key,
     rate_of,
 )
 from holdfast.model.records import Entry, kept_text, work_hint
@@ -36,7 +37,7 @@ from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.limits import changes_of
 from holdfast.runtime.queues import user_and_host
-from holdfast.store.contract import Filter
+from holdfast.store.contract import ALL_KEYS, EntryOrder, Filter
 
 _MAX_KEYS = 1000
 _AT_ONCE = 1000
@@ -83,25 +84,32 @@ class LimitAccess:
         self._runtime = runtime
 
     @blocking
-    async def list(self, engine: Engine) -> Sequence[LimitInForce]:
-        """Return the limits and rates that tasks of this app declare, and those that are changed. Order: by name."""
+    async def list(self, engine: Engine, *, most: int | None = None) -> Sequence[LimitInForce]:
+        """Return the limits and rates that tasks of this app declare, and those that are changed. Order: by name. With
+        `most`, so many keys are counted of each kind, and the cost does not grow with what waits.
+        """
         changes = await changes_of(engine.store, engine.app)
-        waiting = await engine.store.waiting_keys(engine.app)
         tasks = self._by_name()
-        return [_in_force(name, tasks.get(name, []), changes.get(name), waiting) for name in sorted({*tasks, *changes})]
+        names = sorted({*tasks, *changes})
+        within = ALL_KEYS if most is None else [each for name in names for each in ranges_of(name)]
+        waiting = await engine.store.waiting_keys(engine.app, within, most)
+        return [_in_force(name, tasks.get(name, []), changes.get(name), waiting) for name in names]
 
     alist = awaited(list)
 
     @blocking
     async def allowances(self, engine: Engine, name: str, *, limit: int = _MAX_KEYS) -> Sequence[Allowance]:
-        """Return what is left of a rate, for each of its keys: those with waiting calls first, soonest start first.
+        """Return what is left of a rate, for each of its keys: those with waiting calls first, soonest start first. It
+        looks at 1,000 keys.
 
         A key that was not used for an hour is not among them: all of its starts are left.
         """
         name = self.whole_name(name)
         now = engine.store.now()
         found: MutableSequence[Allowance] = []
-        for entry in await engine.store.entries(engine.app, RATE):
+        (_, behind), entries, app = _range_below(rate_key(name)), engine.store.entries, engine.app
+        of_keys = await entries(app, RATE, order=EntryOrder.LATEST, limit=_MAX_KEYS, before=behind)
+        for entry in [*await entries(app, RATE, [rate_key(name)]), *of_keys]:
             if name_of_rate(entry.name) != name:
                 continue
             try:
@@ -216,6 +224,16 @@ class LimitAccess:
         if late:
             await engine.store.apply([MoveUp(app=engine.app, id=record.id, due_at=now) for record in late])
             engine.hub.send(work_hint([(record.lane, now, record.priority) for record in late]))
+
+
+def ranges_of(name: str) -> Sequence[tuple[str, str]]:
+    """Return the ranges of the keys of a limit or rate: that of all its calls, and those of calls with a digest."""
+    return [each for key in (name, rate_key(name)) for each in ((key, f"{key}!"), _range_below(key))]
+
+
+def _range_below(key: str) -> tuple[str, str]:
+    """Return the range of what begins with a key and a bar; '}' is the character after that, and no name has either."""
+    return f"{key}|", f"{key}" + "}"
 
 
 def _has_rate(task: TaskDefinition, name: str) -> bool:

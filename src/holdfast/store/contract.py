@@ -118,6 +118,9 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
 
 
+ALL_KEYS = (("", "\U0010ffff"),)
+"""The range of all limit keys."""
+
 Observe = Callable[[str, Mapping[str, Any]], None]
 """How a store reports what happens inside it (``"commit"``, ``"retry"``, ``"quarantine"``):
 
@@ -217,9 +220,12 @@ class Store(Protocol):
         """
         ...
 
-    async def waiting_keys(self, app: str) -> Mapping[str, int]:
+    async def waiting_keys(
+        self, app: str, within: Sequence[tuple[str, str]] = ALL_KEYS, most: int | None = None
+    ) -> Mapping[str, int]:
         """Return the limit keys with waiters, and how many slots of each are held. Its cost grows with these keys and
-        slots, not with the waiters.
+        slots, not with the waiters. `within` are ranges that have their first text and not their last one; of each,
+        the first `most` keys are returned.
         """
         ...
 

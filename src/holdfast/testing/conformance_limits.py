@@ -135,6 +135,11 @@ class LimitConformance:
             got = await store.claim(bounded("op", limit=100))
             assert ids_of(got.records) == [f"{n}0" for n in range(8)]
             assert dict(await store.waiting_keys("shop")) == dict.fromkeys(keys + odd, 1)
+            within, below = (KEY, f"{KEY}!"), (f"{KEY}|", f"{KEY}" + "}")
+            assert list(await store.waiting_keys("shop", [within], 2)) == [KEY]
+            assert list(await store.waiting_keys("shop", [below], 2)) == keys[:2]
+            assert sorted(await store.waiting_keys("shop", [below, within], 9)) == sorted([KEY, *keys])
+            assert dict(await store.waiting_keys("shop", most=1)) == {KEY: 1}
             for n, key in enumerate(keys + odd):
                 assert ids_of(await holders(store, key)) == [f"{n}0"]
             assert ids_of((await store.claim(bounded("2", app="other"))).records) == ["z"]

@@ -495,6 +495,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.waiting_keys(app, most=1))  # type: ignore[misc]
             self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.START_BY))  # type: ignore[misc]
             self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.OUTBOX))  # type: ignore[misc]
             self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.WAKE_AT))  # type: ignore[misc]

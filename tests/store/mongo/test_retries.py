@@ -38,7 +38,18 @@ Raw = Database[dict[str, Any]]
 Operation = Callable[[MongoStore], Awaitable[object]]
 
 APP = "holdfast-retries"
-COMMANDS = ("insert", "find", "update", "delete", "findAndModify", "aggregate", "distinct", "getMore", "count")
+COMMANDS = (
+    "insert",
+    "find",
+    "update",
+    "delete",
+    "findAndModify",
+    "aggregate",
+    "distinct",
+    "getMore",
+    "count",
+    "dbStats",
+)
 
 
 @pytest.fixture
@@ -131,6 +142,7 @@ OPERATIONS: dict[str, Operation] = {
     "remove_entry": lambda store: store.remove_entry(ENTRY),
     "find": lambda store: store.find("shop", Filter(), 10),
     "apps": lambda store: store.apps(),
+    "sizes": lambda store: store.sizes(),
     "counts": lambda store: store.counts("shop"),
     "append": lambda store: store.append([page(1)]),
     "read_log": lambda store: store.read_log("shop", "a", limit=10),

@@ -74,7 +74,9 @@ FILTERS = [
 
 def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
     statement = statement.replace("{places}", "?, ?")
-    values = {"app": "shop"} if ":app" in statement else [None] * statement.count("?")
+    values = (
+        {"app": "shop", "first": "", "last": "~", "most": 9} if ":app" in statement else [None] * statement.count("?")
+    )
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
 
 

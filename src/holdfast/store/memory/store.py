@@ -57,6 +57,7 @@ from holdfast.model.records import (
 )
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.store.contract import (
+    ALL_KEYS,
     Ability,
     EntryOrder,
     Filter,
@@ -188,8 +189,11 @@ class MemoryStore:
         ]
         return [self._put(apply_to(change, record)) for change, record in zip(steps, first, strict=True)]
 
-    async def waiting_keys(self, app: str) -> Mapping[str, int]:
-        keys = [key for (owner, key), queue in self._waiting.items() if owner == app and queue]
+    async def waiting_keys(
+        self, app: str, within: Sequence[tuple[str, str]] = ALL_KEYS, most: int | None = None
+    ) -> Mapping[str, int]:
+        there = sorted(key for (owner, key), queue in self._waiting.items() if owner == app and queue)
+        keys = [key for first, last in within for key in [each for each in there if first <= each < last][:most]]
         return {key: len(self._slots.get((app, key), ())) for key in keys}
 
     async def lanes(self, app: str) -> Sequence[str]:

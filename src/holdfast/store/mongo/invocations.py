@@ -8,6 +8,7 @@ with the end; for an invocation with an outbox, once that is emptied.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,7 @@ from holdfast.model.limits import Holder, Release, dues_of
 from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.records import OUTCOMES, InvocationRecord
 from holdfast.model.status import FINAL, Status
+from holdfast.store.contract import ALL_KEYS
 from holdfast.store.mongo import logs, queries, schema
 from holdfast.store.mongo.documents import (
     Document,
@@ -339,8 +341,14 @@ async def held_slots(invocations: There, app: str, keys: Sequence[str]) -> dict[
     return held
 
 
-async def waiting_keys(invocations: There, app: str) -> dict[str, int]:
-    keys = await queries.waiting_keys(invocations, app)
+async def waiting_keys(
+    invocations: There, app: str, within: Sequence[tuple[str, str]], most: int | None
+) -> dict[str, int]:
+    if most is None and within == ALL_KEYS:
+        keys = await queries.waiting_keys(invocations, app)
+    else:
+        parts = [queries.waiting_keys_within(invocations, app, first, last, most) for first, last in within]
+        keys = [key for part in await asyncio.gather(*parts) for key in part]
     return {key: len(slots) for key, slots in (await held_slots(invocations, app, keys)).items()} if keys else {}
 
 

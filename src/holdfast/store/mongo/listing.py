@@ -16,7 +16,7 @@ from holdfast.model.decoding import LATEST
 from holdfast.model.records import OUTCOMES
 from holdfast.model.status import OWNED, Status
 from holdfast.store.contract import Filter, Order
-from holdfast.store.mongo.documents import Document, listed
+from holdfast.store.mongo.documents import Document, key_of, listed
 from holdfast.store.mongo.queries import MAX_RANGES, Invocations, by_key, is_moment, portions
 
 
@@ -46,10 +46,15 @@ async def find(invocations: Invocations, app: str, where: Filter, order: Order, 
 
 
 async def _sorted_here(invocations: Invocations, look: Query, limit: int) -> list[Document]:
-    """Return the newest of what owners hold. That is no more than the fleet runs, and it lies by owner."""
-    found = await invocations.find(look.wanted, {"id": True}, hint=look.hint).to_list()
+    """Return the newest of what owners hold. That is no more than the fleet runs, and it lies by owner. The ids are
+    taken from the index alone, if all are proper ones.
+    """
+    found = await invocations.find(look.wanted, {"id": True, "_id": False}, hint=look.hint).to_list()
+    if not all(isinstance(one.get("id"), str) for one in found):
+        found = await invocations.find(look.wanted, {"id": True}, hint=look.hint).to_list()
     newest = sorted(found, key=_id_of, reverse=True)[:limit]
-    return sorted(await by_key(invocations, [one["_id"] for one in newest]), key=_id_of, reverse=True)
+    keys = [one.get("_id", key_of(look.wanted["app"], str(one["id"]))) for one in newest]
+    return sorted(await by_key(invocations, keys), key=_id_of, reverse=True)
 
 
 def _id_of(document: Document) -> str:

@@ -31,6 +31,7 @@ QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 
 MAX_RANGES = 100
+_KEYS_AT_ONCE = 100
 
 
 def portions(values: Sequence[T]) -> Iterator[list[T]]:
@@ -157,6 +158,25 @@ async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] 
     if among is not None:
         wanted["limit_key"] = {"$in": list(among)}
     return [key for key in await invocations.distinct("limit_key", wanted) if isinstance(key, str)]
+
+
+async def waiting_keys_within(invocations: Invocations, app: str, first: str, last: str, most: int | None) -> list[str]:
+    """Return the first `most` distinct limit keys with waiters of a range. Index: waiting. Of keys that few wait for,
+    one look finds many.
+    """
+    found: dict[str, None] = {}
+    wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}
+    span = {"$gte": first, "$lt": last}
+    while most is None or len(found) < most:
+        cursor = invocations.find(wanted | {"limit_key": span}, {"limit_key": True, "_id": False}, hint="waiting")
+        keys = [
+            each["limit_key"] for each in await cursor.sort([("limit_key", ASCENDING)]).limit(_KEYS_AT_ONCE).to_list()
+        ]
+        if not keys:
+            break
+        found |= dict.fromkeys(keys)
+        span = {"$gt": keys[-1], "$lt": last}
+    return list(found)[:most]
 
 
 async def held(invocations: Invocations, app: str, keys: Sequence[str]) -> list[Document]:

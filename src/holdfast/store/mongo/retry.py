@@ -68,7 +68,7 @@ READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners"),
         *("quarantined", "check", "exists", "waiting keys", "find conflicts"),
-        *("queue depths", "entries", "read log"),
+        *("queue depths", "entries", "read log", "apps", "sizes"),
     }
 )
 """The operations that write nothing."""

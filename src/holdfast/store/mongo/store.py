@@ -63,7 +63,7 @@ from holdfast.model.records import (
     WorkerRecord,
 )
 from holdfast.model.status import AVAILABLE, Status
-from holdfast.store.contract import Ability, EntryOrder, Filter, Finding, Observe, Order
+from holdfast.store.contract import ALL_KEYS, Ability, EntryOrder, Filter, Finding, Observe, Order
 from holdfast.store.mongo import (
     connection,
     entries,
@@ -375,8 +375,11 @@ class MongoStore:
         self._scanner.marks.lower_for(records)
         return records
 
-    async def waiting_keys(self, app: str) -> Mapping[str, int]:
-        return await self._do("waiting keys", invocations.waiting_keys, self._collection(schema.INVOCATIONS), app)
+    async def waiting_keys(
+        self, app: str, within: Sequence[tuple[str, str]] = ALL_KEYS, most: int | None = None
+    ) -> Mapping[str, int]:
+        there = self._collection(schema.INVOCATIONS)
+        return await self._do("waiting keys", invocations.waiting_keys, there, app, within, most)
 
     async def owners(self, app: str) -> Sequence[str]:
         return await self._do("owners", queries.owners, self._collection(schema.INVOCATIONS), app)

@@ -37,6 +37,7 @@ from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.rates import RateBuckets
 from holdfast.model.records import LONGEST, Entry, InvocationRecord, cut, digests_in, is_cut_at
 from holdfast.model.status import Status
+from holdfast.store.contract import ALL_KEYS
 from holdfast.store.sqlite import entries, queries
 from holdfast.store.sqlite.logs import remove_logs
 from holdfast.store.sqlite.payloads import forget, forget_streams, refer
@@ -287,9 +288,15 @@ def _release(
     return gone
 
 
-def waiting_keys(connection: StoreConnection, app: str) -> Mapping[str, int]:
-    rows = connection.execute(queries.WAITING_KEYS, {"app": app}).fetchall()
-    return {key: held for key, held in rows if type(key) is str}
+def waiting_keys(
+    connection: StoreConnection, app: str, within: Sequence[tuple[str, str]] = ALL_KEYS, most: int | None = None
+) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for first, last in within:
+        given = {"app": app, "first": first, "last": last, "most": -1 if most is None else most}  # -1: all
+        rows = connection.execute(queries.WAITING_KEYS, given).fetchall()
+        found |= {key: held for key, held in rows if type(key) is str}
+    return found
 
 
 # --- apply

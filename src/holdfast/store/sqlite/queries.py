@@ -75,12 +75,17 @@ WHERE app = ? AND limit_key = ? AND {WAITING} AND +lane NOT IN ({{places}}) ORDE
 # The keys that invocations wait for: a loose scan of holdfast_waiting that jumps from one key to the next.
 WAITING_KEYS = f"""
 WITH RECURSIVE keys (key) AS (
-    SELECT (SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > '' AND {WAITING} ORDER BY limit_key LIMIT 1)
+    SELECT (
+        SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key >= :first AND limit_key < :last AND {WAITING}
+            AND +limit_key > ''
+        ORDER BY limit_key LIMIT 1
+    )
     UNION ALL
     SELECT (
-        SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > keys.key AND {WAITING}
+        SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > keys.key AND limit_key < :last AND {WAITING}
         ORDER BY limit_key LIMIT 1
     ) FROM keys WHERE keys.key IS NOT NULL
+    LIMIT :most
 )
 SELECT keys.key, (
     SELECT count(*) FROM {TABLE} AS held

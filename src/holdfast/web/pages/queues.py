@@ -6,19 +6,20 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.web.pages.page import Context, WebPage
-from holdfast.web.reading.queues import QueueReading
+from holdfast.web.reading.queues import MOST_COUNTED, MOST_KEYS, QueueReading
 from holdfast.web.routing import Asked
 
 
 async def queues(asked: Asked) -> Callable[[], Context]:
     reading = QueueReading(asked.runtime)
     found, limits = await asyncio.gather(reading.queues(), reading.limits())
-    return lambda: found.document() | limits.document()
+    most = {"most": MOST_COUNTED, "most_keys": MOST_KEYS}
+    return lambda: found.document() | limits.document() | most
 
 
 async def limit(asked: Asked) -> Callable[[], Context]:
     whole = await QueueReading(asked.runtime).limit(asked.path["name"])
-    return lambda: {"found": whole.document()}
+    return lambda: {"found": whole.document(), "most_keys": MOST_KEYS}
 
 
 PAGES = (

@@ -323,7 +323,7 @@ async def _services(engine: Engine, now: float) -> list[Symptom]:
 async def _holders(store: Store, app: str) -> list[Symptom]:
     """Find slots that ended calls hold, for which others wait."""
     found = []
-    for key in list(await store.waiting_keys(app))[:_HOLDERS]:
+    for key in list(await store.waiting_keys(app, most=_HOLDERS))[:_HOLDERS]:
         held = await store.find(app, Filter(limit_key=key), _HOLDERS, order=Order.SLOT)
         if ended := [each.id for each in held if each.status in FINAL]:
             name = f"limit {shown_key(key) if is_rate_key(key) else key}"

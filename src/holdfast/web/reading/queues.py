@@ -9,13 +9,15 @@ from holdfast.model.limits import task_of
 from holdfast.model.queues import QueuePause
 from holdfast.model.rates import LimitChange, is_rate_key, name_of_rate, shown_key
 from holdfast.model.records import InvocationRecord
-from holdfast.rates.api import Allowance, LimitAccess, LimitInForce
+from holdfast.rates.api import Allowance, LimitAccess, LimitInForce, ranges_of
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.queues import Queue, Queues
 from holdfast.showing import fields, moment
 from holdfast.store.contract import Filter, Order
 from holdfast.web.documents import Document, invocation_document
 
+MOST_COUNTED = 1000  # calls of a queue
+MOST_KEYS = 100  # of a limit
 _KEYS = 50  # of a limit
 _HOLDERS = 20  # of a key
 
@@ -75,20 +77,22 @@ class QueueReading:
         self._queues, self._limits = Queues(runtime), LimitAccess(runtime)
 
     async def queues(self) -> QueueList:
-        return QueueList(await self._queues.alist())
+        """Return the queues. A number over `MOST_COUNTED` is a lower bound."""
+        return QueueList(await self._queues.alist(most=MOST_COUNTED + 1))
 
     async def limits(self) -> LimitList:
-        return LimitList(await self._limits.alist())
+        """Return the limits and rates. A number of keys over `MOST_KEYS` is a lower bound."""
+        return LimitList(await self._limits.alist(most=MOST_KEYS + 1))
 
     async def limit(self, name: str) -> WholeLimit:
         """Return one limit or rate, with the first of its keys for which calls wait."""
-        found = {each.name: each for each in await self._limits.alist()}
+        found = {each.name: each for each in (await self.limits()).limits}
         keys = await self._runtime.arun(self._keys(name))
         return WholeLimit(found.get(name), name, keys, await self._limits.aallowances(name, limit=_KEYS))
 
     async def _keys(self, name: str) -> Sequence[LimitKey]:
         engine = await self._runtime.engine()
-        waiting = await engine.store.waiting_keys(engine.app)
+        waiting = await engine.store.waiting_keys(engine.app, ranges_of(name), _KEYS)
         keys = sorted(key for key in waiting if not is_rate_key(key) and task_of(key) == name)[:_KEYS]
         found = []
         for key in keys:

@@ -58,7 +58,7 @@ async def _runners(engine: Engine) -> object:
 
 async def _queues(engine: Engine) -> object:
     changes = [await _versions(engine, kind, EntryOrder.NAME) for kind in (PAUSE, CHANGE)]
-    return changes, await engine.store.lanes(engine.app), await _invocations(engine)
+    return changes, await engine.store.lanes(engine.app)
 
 
 async def _schedules(engine: Engine) -> object:
@@ -66,7 +66,7 @@ async def _schedules(engine: Engine) -> object:
 
 
 async def _hooks(engine: Engine) -> object:
-    return await _versions(engine, HOOK, EntryOrder.NAME), await _invocations(engine)
+    return await _versions(engine, HOOK, EntryOrder.NAME)
 
 
 async def _events(engine: Engine) -> object:
@@ -110,6 +110,7 @@ _QUESTIONS: Mapping[str, Callable[[Engine], Awaitable[object]]] = {
     "world": _world,
 }
 TOPICS = tuple(_QUESTIONS)
+_OF_CALLS_TOO = ("queues", "hooks")  # they change with the invocations
 
 
 def is_topic(name: str) -> bool:
@@ -127,6 +128,9 @@ class TopicReading:
         """Return the value of each topic."""
         engine = await self._runtime.engine()
         found: dict[str, Any] = {name: await _QUESTIONS[name](engine) for name in topics if name in _QUESTIONS}
+        if others := [name for name in topics if name in _OF_CALLS_TOO]:
+            calls = found["invocations"] if "invocations" in found else await _invocations(engine)
+            found |= {name: (found[name], calls) for name in others}
         ids = [InvocationId(name.removeprefix(INVOCATION)) for name in topics if name.startswith(INVOCATION)]
         records = await get_readable(engine.store, engine.app, ids) if ids else []
         for id, record in zip(ids, records, strict=True):

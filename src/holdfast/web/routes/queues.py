@@ -8,7 +8,7 @@ from holdfast.rates.api import LimitAccess
 from holdfast.runtime.queues import Queues
 from holdfast.web.actions import touched
 from holdfast.web.problems import about
-from holdfast.web.reading.queues import QueueReading
+from holdfast.web.reading.queues import MOST_COUNTED, QueueReading
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
 
 
@@ -44,14 +44,18 @@ async def pause_queue(asked: Asked) -> Render:
             by = there.pause.by
             return lambda: touched(f"the queue '{name}' is paused already, by {by}", 0)
         waiting, running = (0, 0) if there is None else (there.waiting, there.running)
-        goes_on = f" {counted(running, 'running call')} go on." if running else ""
+        goes_on = f" {_many(running, 'running call')} go on." if running else ""
         return lambda: touched(
-            f"No runner takes work from '{name}' until it is resumed: {counted(waiting, 'call')} wait there now."
+            f"No runner takes work from '{name}' until it is resumed: {_many(waiting, 'call')} wait there now."
             f"{goes_on}",
             waiting,
         )
     pause = await Queues(asked.runtime).apause(name, reason=asked.body.reason, by=asked.principal.name)
     return lambda: touched(f"the queue '{name}' is paused, by {pause.by}", queue=name, paused=True)
+
+
+def _many(count: int, what: str) -> str:
+    return f"over {MOST_COUNTED:,} {what}s" if count > MOST_COUNTED else counted(count, what)
 
 
 async def resume_queue(asked: Asked) -> Render:
@@ -91,10 +95,10 @@ def _asked_for(change: SetLimit | LimitChange) -> str:
 
 
 ROUTES = (
-    ApiRoute("GET", "/queues", list_queues, "list queues: how deep they are, and which are paused"),
+    ApiRoute("GET", "/queues", list_queues, "list queues: how deep they are (1,001: or more), and which are paused"),
     action("/queues/{name}/pause", pause_queue, "let no runner take work from a queue", "queue.pause"),
     action("/queues/{name}/resume", resume_queue, "end the pause of a queue", "queue.resume"),
-    ApiRoute("GET", "/limits", list_limits, "list limits and rates, and what waits for them"),
+    ApiRoute("GET", "/limits", list_limits, "list limits and rates, and for how many keys calls wait (101: or more)"),
     ApiRoute("GET", "/limits/{name}", show_limit, "show a limit or rate: which calls hold it, and when others start"),
     action("/limits/{name}/set", set_limit, "change a limit or a rate until it is cleared", "limit.set", SetLimit),
     action("/limits/{name}/clear", clear_limit, "end the change of a limit or rate", "limit.clear"),
