@@ -105,8 +105,8 @@ class WebApp:
             route = page.path
             try:
                 principal = await self._authentication.principal(request, is_page=True)
-            except Problem as problem:
-                if problem.status != 401:
+            except Problem as refusal:
+                if refusal.status != 401:
                     raise
                 return route, logins.to_login(request, path)
             is_known = True
