@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from holdfast.access.rules import token_text
 from holdfast.showing import without_secrets
 
 
@@ -28,3 +29,8 @@ def test_a_long_text_takes_no_quadratic_time(text: str) -> None:
 
 def test_a_long_scheme_hides_its_password_all_the_same() -> None:
     assert "secret" not in without_secrets("x" * 100 + "://ann:secret@host/")
+
+
+def test_access_tokens_are_hidden_and_their_ids_are_not() -> None:
+    token = token_text("abcdefgh", bytes(range(32)))
+    assert without_secrets(f"revoke '{token}', hf_else") == "revoke 'hf_abcdefgh_***', hf_else"

@@ -26,6 +26,7 @@ from holdfast.masking import is_secret_name, mask_url
 _BRIEF = 200  # characters
 _DEEPEST = 50
 _URL = re.compile(r"[\w.+-]{1,40}://\S+")  # a scheme without a bound would take quadratic time on a long word
+_TOKEN = re.compile(r"(hf_[a-z2-7]{8}_)[A-Za-z0-9_-]{43}")
 _MAX_BITS = 10_000  # Python refuses to print much longer numbers in decimal
 _LONGEST_SHOWN = 2_000
 
@@ -44,7 +45,9 @@ def _escape(character: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with *** for the passwords of URLs in it."""
+    """Return the text with *** for the passwords of URLs and the secrets of access tokens in it."""
+    if "hf_" in text:
+        text = _TOKEN.sub(r"\1***", text)
     return _URL.sub(lambda url: mask_url(url[0]), text) if "://" in text else text
 
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast import App
 from holdfast.access.rules import NEW_KEY_SECONDS, proof_of
 from holdfast.access.tokens import KEYS, TOKEN, AccessTokens, TokenRecord
-from holdfast.errors import UsageError
+from holdfast.errors import StoreError, UsageError
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
 
@@ -97,6 +97,43 @@ def test_a_revoked_token_is_refused_once_tokens_are_read_again(access: Access) -
     access.run(access.tokens.revoke(other.id))
     with pytest.raises(UsageError, match="there is no token 'ci'"):
         access.run(access.tokens.revoke("ci"))
+
+
+def test_tokens_made_at_the_same_time_are_revoked_together(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(AccessTokens, "list", lambda tokens: nothing())
+        texts = [access.create()[1] for _ in range(2)]
+    access.run(access.tokens.revoke("ci"))
+    access.refresh()
+    assert [access.tokens.valid(text) for text in texts] == [None, None]
+
+
+async def nothing() -> list[TokenRecord]:
+    """Say what a command reads that looks before the other one has stored its token."""
+    return []
+
+
+@pytest.mark.parametrize("uses", [2, 100])
+def test_a_token_whose_use_is_noted_meanwhile_is_revoked_or_that_is_said(
+    access: Access, monkeypatch: pytest.MonkeyPatch, uses: int
+) -> None:
+    record, text = access.create()
+    access.refresh()
+    remove, times = access.engine.store.remove_entry, iter(range(uses))
+
+    async def used_before(entry: Entry) -> bool:
+        if next(times, None) is not None:
+            await access.tokens.note_use(record)
+        return await remove(entry)
+
+    monkeypatch.setattr(access.engine.store, "remove_entry", used_before)
+    if uses == 100:
+        with pytest.raises(StoreError, match="Try again"):
+            access.run(access.tokens.revoke("ci"))
+    else:
+        access.run(access.tokens.revoke("ci"))
+    access.refresh()
+    assert (access.tokens.valid(text) is None) is (uses == 2)
 
 
 def test_requests_cost_no_read(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:

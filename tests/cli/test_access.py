@@ -49,6 +49,13 @@ def test_a_token_is_revoked(store: Path, holdfast: Command) -> None:
     assert "no tokens" in holdfast("access", "token").out
 
 
+def test_a_token_in_the_place_of_its_name_is_not_kept(store: Path, holdfast: Command) -> None:
+    token = holdfast("access", "token", "create", "ci").out.strip()
+    answer = holdfast("access", "token", "revoke", token)
+    assert "there is no token 'hf_" in answer.err
+    assert token[12:] not in answer.err + holdfast("audit", "--json").out
+
+
 @pytest.mark.parametrize(
     "options", [("--role", "root"), ("--expires", "5s"), ("--expires", "11y"), ("--expires", "-1d")]
 )

@@ -90,6 +90,18 @@ def test_nothing_outlives_it(shop: Path, start: Start) -> None:
 
 
 @pytest.mark.slow
+def test_an_import_that_never_ends_does_not_outlive_it(shop: Path, start: Start) -> None:
+    process, _ = started(start)
+    hangs = "import sys, time\nif '--only-import' in sys.argv:\n    open('hangs', 'w').close()\n    time.sleep(600)\n"
+    (shop / "shop.py").write_text((shop / "shop.py").read_text() + hangs)
+    eventually((shop / "hangs").exists, "the pages try the new code")
+    there = family(process.pid)
+    process.interrupt_all()
+    assert process.ends().code == 0
+    eventually(lambda: all(map(is_gone, there)), "its children have ended")
+
+
+@pytest.mark.slow
 def test_it_waits_for_code_that_can_be_imported(shop: Path, start: Start) -> None:
     code = (shop / "shop.py").read_text()
     (shop / "shop.py").write_text("def (")

@@ -82,6 +82,18 @@ def test_another_address_with_a_token_is_served(shop: Path, start: Start, monkey
         "invocations": [],
         "before": None,
     }
+    pause = urllib.request.Request(
+        f"{api}/queues/default/pause",
+        data=b"{}",
+        headers={
+            "Authorization": f"Bearer {TOKEN}",
+            "Content-Type": "application/json",
+            "X-Forwarded-For": "203.0.113.9",
+        },
+    )
+    urllib.request.urlopen(pause, timeout=patient(30)).close()
+    (record,) = got(f"{api}/audit", Authorization=f"Bearer {TOKEN}")["records"]
+    assert record["source"] == "127.0.0.1", "no proxy is named, so no header is believed"
     monitor.signal(signal.SIGTERM)
     answer = monitor.ends()
     assert answer.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.tracing.conftest import Spans, each_trace
 
 from holdfast import App, context
-from holdfast.errors import TimedOut, WorkerLost
+from holdfast.errors import NotEncodable, TimedOut, WorkerLost
 from holdfast.retries import Fixed
 from holdfast.tracing import linked
 
@@ -219,6 +220,24 @@ def test_a_late_attempt_has_failed(here: App, spans: Spans) -> None:
             slow.submit().result()
     attempt = spans.one("run slow")
     assert (attempt.status.status_code, attempt.status.description) == (StatusCode.ERROR, "its time was over")
+
+
+def test_an_app_that_encrypts_tells_the_type_of_an_error_alone(tmp_path: Path, spans: Spans) -> None:
+    keys = f"k1:{base64.b64encode(b'k' * 32).decode()}"
+    with App(f"sqlite:///{tmp_path / 'shop.db'}", tracing=True, encryption_keys=keys) as app:
+
+        @app.task(name="bad")
+        def bad(card: object) -> None:
+            raise ValueError(f"no luck with {card}")
+
+        with app.runner(), pytest.raises(ValueError, match="no luck"):
+            bad.submit("4711-0815").result()
+        with pytest.raises(NotEncodable, match="card"):
+            bad.submit({"4711-0815": object()})
+    ran = spans.one("run bad")
+    assert (ran.status.status_code, ran.status.description) == (StatusCode.ERROR, "ValueError")
+    assert [dict(event.attributes or {}) for event in ran.events] == [{"exception.type": "builtins.ValueError"}]
+    assert "4711-0815" not in "".join(span.to_json() for span in spans.all)
 
 
 def test_a_submit_that_fails_is_recorded(here: App, spans: Spans) -> None:

@@ -79,6 +79,9 @@ def test_on_loopback_host_and_origin_are_checked(method: str, path: str) -> None
             {"Origin": "http://localhost:8080.evil.example"},
             {"Sec-Fetch-Site": "cross-site"},
             {"Sec-Fetch-Site": "same-site"},
+            {"X-Forwarded-For": "192.0.2.1"},
+            {"Forwarded": "for=192.0.2.1"},
+            {"Via": "1.1 proxy"},
         ):
             answer = client.request(method, path, headers=headers)
             assert (answer.status_code, answer.json()["title"]) == (403, "Forbidden"), headers

@@ -10,8 +10,11 @@ from urllib.parse import unquote
 
 import pytest
 from starlette.testclient import TestClient
+from tests.web.entrance import API_TOKEN, BASE, Entrance
 
 from holdfast import App
+from holdfast.access.tokens import AccessTokens
+from holdfast.errors import StoreUnavailable
 from holdfast.web import api
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages import table
@@ -91,6 +94,33 @@ def test_no_exception_reaches_a_client(client: TestClient, monkeypatch: pytest.M
         assert answer.json()["detail"] == "the server failed to answer; its log says why"
         assert CANARY not in answer.text
         assert "Traceback" not in answer.text
+
+
+def test_a_stranger_is_not_told_why_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the `api_token` is known without the store."""
+
+    async def away(tokens: AccessTokens, *, again: bool = False) -> None:
+        raise StoreUnavailable(f"the store at {CANARY}:27017 does not answer")
+
+    with Entrance() as entrance, entrance.client() as client:
+        monkeypatch.setattr(AccessTokens, "refresh", away)
+        monkeypatch.setattr(AccessTokens, "is_fresh", False)
+        client.headers["Authorization"] = "Bearer hf_aaaaaaaa_" + "a" * 43
+        form = {"csrf": "x", "token": f"hf_aaaaaaaa_{'a' * 43}"}
+        client.cookies.set("holdfast_form", "x")
+        answers = [client.get(path) for path in ("/api/v1", "/api/v1/nothing", "/")]
+        answers.append(client.post("/login", data=form, headers={"Origin": BASE}))
+        for answer in answers:
+            assert (answer.status_code, answer.json()["title"]) == (503, "StoreUnavailable")
+            assert CANARY not in answer.text
+        routes = [route._replace(endpoint=unavailable, body=None) for route in api.ROUTES]
+        monkeypatch.setattr(api, "TABLE", RouteTable(routes))
+        known = client.get("/api/v1", headers={"Authorization": f"Bearer {API_TOKEN}"})
+        assert (known.status_code, CANARY in known.text) == (503, True)
+
+
+async def unavailable(asked: Any) -> Any:
+    raise StoreUnavailable(f"the store at {CANARY}:27017 does not answer")
 
 
 def test_every_answer_has_the_headers_that_keep_others_out(client: TestClient) -> None:

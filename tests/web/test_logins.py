@@ -231,3 +231,11 @@ def test_a_proxy_on_this_machine_has_to_name_its_user() -> None:
             assert client.get("/api/v1", headers={"X-User": "ann"}).status_code == 200
             assert client.get("/api/v1/audit", headers={"X-User": "ann"}).status_code == 403
             assert client.get("/api/v1", headers={"X-User": "ann", "X-Forwarded-For": "1.2.3.4"}).status_code == 200
+
+
+@pytest.mark.parametrize("twice", ["X-User", "X-Role"])
+def test_a_header_that_a_client_has_added_to_that_of_the_proxy_is_refused(entrance: Entrance, twice: str) -> None:
+    headers = [("X-User", "ann"), ("X-Role", "viewer")]
+    with entrance.client("10.0.0.7") as behind_proxy:
+        assert behind_proxy.get("/api/v1", headers=headers).status_code == 200
+        assert behind_proxy.get("/api/v1", headers=[(twice, "admin"), *headers]).status_code == 403

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.support.patience import patient
+from tests.web.entrance import Entrance
 from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
 
 from holdfast import App
@@ -22,6 +23,7 @@ from holdfast.web.asgi import WebApp
 from holdfast.web.pages.charts import Slot, cycle
 from holdfast.web.pages.overview import quoted
 from holdfast.web.pages.table import FILES
+from holdfast.web.principals import Role
 
 Get = Any
 PAGE = {"accept": "text/html,application/xhtml+xml"}
@@ -235,6 +237,18 @@ def test_damaged_records_are_shown_cut_and_escaped() -> None:
         assert "bad-4<" not in text
         assert "there are more" in text
         assert "25 damaged records were set aside" in shown(client.get("/").text)
+
+
+def test_only_admins_see_what_a_damaged_record_has_in_it() -> None:
+    """Its arguments are not decoded, so no secret in it is hidden by its type or name."""
+    with Entrance() as entrance:
+        store: Any = entrance.app.runtime.ready().store
+        store._quarantine.append(Quarantined(id="bad", app="shop", at=1e9, why="torn", raw="card=4711-0815"))
+        for role in Role:
+            with entrance.known_by("login", role) as client:
+                text, answer = client.get("/store").text, client.get("/api/v1/store/quarantine")
+            assert "torn" in text
+            assert ("4711-0815" in text, answer.status_code == 200) == (role is Role.ADMIN,) * 2
 
 
 # --- problems

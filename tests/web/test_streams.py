@@ -19,6 +19,7 @@ from holdfast import Invocation
 from holdfast.errors import InvocationNotFound, StreamGone, UsageError
 from holdfast.web import sse, stream_response, web_app
 from holdfast.web.asgi import WebApp
+from holdfast.web.routes import streams
 from holdfast.web.sse import EventStreamResponse, OpenStreams, ServerEvent
 
 Get = Any
@@ -228,6 +229,16 @@ def test_a_server_that_stops_ends_its_streams(shop: WebShop) -> None:
         assert list(events) == []  # without an end event: the client comes back
     assert time.monotonic() - began < 10
     client.close()
+    shop.words.put(None)
+
+
+def test_a_stream_ends_after_a_time_so_that_rights_are_looked_at_again(
+    shop: WebShop, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LIFE_SECONDS", patient(0.5))
+    run = shop.speak.submit(["first"], True)
+    with Following(address, path_of(run)) as client:
+        assert [event.get("id") for event in client.events()] == [None, "0"], "without an end event: it comes back"
     shop.words.put(None)
 
 

@@ -129,8 +129,17 @@ def test_a_rate_holds_for_each_secret_and_for_each_source() -> None:
             assert elsewhere.post("/hooks/one").status_code == 404  # the buckets of another web app are its own
 
 
+def test_behind_a_proxy_each_of_its_clients_is_a_source() -> None:
+    with WebShop(webhook_source_rate=0.1, proxy_address="10.0.0.7") as shop:
+        for address, statuses in (("10.0.0.7", [404, 404, 429]), ("192.0.2.1", [404, 429, 429])):
+            with TestClient(web_app(shop.app), client=(address, 1)) as client:
+                behind = [("198.51.100.1", "a"), ("198.51.100.2", "b"), ("203.0.113.9, 198.51.100.2", "c")]
+                answers = [client.post(f"/hooks/{path}", headers={"X-Forwarded-For": each}) for each, path in behind]
+                assert [answer.status_code for answer in answers] == statuses
+
+
 def test_too_many_bodies_at_once_are_refused(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = webhooks.WebhookEndpoint(shop.app.runtime)
+    endpoint = webhooks.WebhookEndpoint(shop.app.runtime, lambda request: "a")
     monkeypatch.setattr(webhooks, "_MAX_BYTES_UNDER_WAY", 3 * 2**20)
     with endpoint._room_for("a") as first, endpoint._room_for("b") as second:
         first(2**20)
@@ -144,7 +153,7 @@ def test_too_many_bodies_at_once_are_refused(shop: WebShop, monkeypatch: pytest.
 
 
 def test_one_source_does_not_take_the_room_of_all(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = webhooks.WebhookEndpoint(shop.app.runtime)
+    endpoint = webhooks.WebhookEndpoint(shop.app.runtime, lambda request: "a")
     monkeypatch.setattr(webhooks, "_MAX_BYTES_OF_SOURCE", 2**20)
     with endpoint._room_for("a") as first, endpoint._room_for("a") as second, endpoint._room_for("b") as other:
         first(2**19)

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -203,6 +203,10 @@ class TrustedProxy:
             return None
         role = headers.get(self._role_header, "").strip().lower() if self._role_header else ""
         return name, (role if role in ROLES else "") if role else self._role
+
+    def is_named_twice(self, values: Callable[[str], Sequence[str]]) -> bool:
+        """Return whether a header is there twice: one of them is the client's own."""
+        return any(len(values(name)) > 1 for name in (self._user_header, self._role_header) if name)
 
     def source(self, address: str, forwarded: Iterable[str]) -> str:
         """Return the address behind the proxy: the last one in X-Forwarded-For that is not a proxy itself."""

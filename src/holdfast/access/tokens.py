@@ -99,13 +99,18 @@ class AccessTokens:
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
     async def revoke(self, name: str) -> TokenRecord:
-        """Remove a token, by its name or id. Raises `UsageError` if there is none."""
-        for entry, record in await self._read():
-            if name in (record.name, record.id):
-                await self._store.remove_entry(entry)
-                for again in await self._store.entries(self._app, TOKEN, [entry.name]):  # its use was noted meanwhile
-                    await self._store.remove_entry(again)
-                return record
+        """Remove a token, by its name or id. Raises `UsageError` if there is none, `StoreError` if one is left."""
+        meant = [record for _, record in await self._read() if name in (record.name, record.id)]
+        left = [record.id for record in meant]  # two, if they were made at the same time
+        for _ in range(_TRIES):
+            if not left:
+                break
+            there = await self._store.entries(self._app, TOKEN, left)
+            left = [entry.name for entry in there if not await self._store.remove_entry(entry)]  # its use was noted
+        if left:
+            raise StoreError(f"the token '{name[:80]}' could not be removed: it changed meanwhile. Try again.")
+        for record in meant:
+            return record
         raise UsageError(f"there is no token '{name[:80]}': see holdfast access token list")
 
     # --- for the web app

@@ -240,6 +240,7 @@ def pages(
     logs.configure(log_format, max(log_level, LogLevel.WARNING, key=list(LogLevel).index))
     with Output(json=False) as out:
         if only_import:
+            stop_with_parent(parent)
             app_for_tasks(out, app).runtime.import_modules()
             return
         outlive_the_terminal()
@@ -249,7 +250,7 @@ def pages(
         with importable(out, app, before) as chosen:
             chosen.runtime.import_modules()
             chosen.prepare()
-            change = _PagesReload(app, before)
+            change = _PagesReload(app, before, parent)
             with socket.socket(fileno=os.dup(listen)) as taken, change.watch:  # the original is for the next life
                 serve_at(chosen, taken, started=lambda: _say_ready(line))
     if change.is_due:
@@ -264,8 +265,8 @@ def _say_ready(line: socket.socket) -> None:
 class _PagesReload:
     """Ends the server when the code has changed and can be imported. Until then the pages go on with the old code."""
 
-    def __init__(self, reference: str | None, before: Any) -> None:
-        self._reference = reference
+    def __init__(self, reference: str | None, before: Any, parent: int) -> None:
+        self._reference, self._parent = reference, parent
         self.is_due = False
         self.watch = Reload(self._changed, lambda text: None, before)
 
@@ -281,5 +282,17 @@ class _PagesReload:
 
     def _can_be_imported(self) -> bool:
         app = [] if self._reference is None else ["--app", self._reference]
-        tried = [sys.executable, "-m", "holdfast", "dev-pages", "--listen", "0", "--parent", "0", "--only-import", *app]
-        return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+        line = str(self._parent)  # so that code whose import never ends does not outlive the command
+        tried = [
+            sys.executable,
+            "-m",
+            "holdfast",
+            "dev-pages",
+            "--listen",
+            "0",
+            "--parent",
+            line,
+            "--only-import",
+            *app,
+        ]
+        return subprocess.run(tried, pass_fds=[self._parent], capture_output=True, check=False).returncode == 0

@@ -44,9 +44,10 @@ class EnteredSpan(Protocol):
 
 
 class Tracer:
-    """Make the spans of one app. Raises `MissingExtra`."""
+    """Make the spans of one app. Without `tells_errors` they have only the types of errors. Raises `MissingExtra`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_errors: bool = True) -> None:
+        self._tells_errors = tells_errors
         try:
             from opentelemetry import context, trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -66,7 +67,11 @@ class Tracer:
         """Return a span around a submit, which is current in it. What is raised there is recorded."""
         facts = {**_SENDING, "messaging.destination.name": queue, "holdfast.task": task}
         return self._tracer.start_as_current_span(
-            f"submit {task}", kind=self._trace.SpanKind.PRODUCER, attributes=facts
+            f"submit {task}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=facts,
+            record_exception=self._tells_errors,
+            set_status_on_exception=self._tells_errors,
         )
 
     def passed(self, record: InvocationRecord) -> InvocationRecord:
@@ -136,11 +141,12 @@ class Tracer:
     def fail(self, span: Any, why: str, error: ErrorRecord | None) -> None:
         """Mark a span as failed."""
         if error is not None:
-            facts = {
-                "exception.type": error.type_name.replace(":", "."),
-                "exception.message": _plain(error.message),
-                "exception.stacktrace": without_secrets(error.traceback),
-            }
+            facts = {"exception.type": error.type_name.replace(":", ".")}
+            if self._tells_errors:
+                facts["exception.message"] = _plain(error.message)
+                facts["exception.stacktrace"] = without_secrets(error.traceback)
+            else:
+                why = error.type_name.rpartition(":")[2]  # the reason quotes the message
             span.add_event("exception", facts)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, _plain(why)))
 

@@ -51,7 +51,7 @@ class WebApp:
         self._pages = PageRenderer(app.runtime)
         self._authentication = Authentication(app.runtime, is_local=is_local, user=user)
         self._logins = logins.Logins(app.runtime, self._authentication, self._pages)
-        self._webhooks = webhooks.WebhookEndpoint(app.runtime)
+        self._webhooks = webhooks.WebhookEndpoint(app.runtime, self._authentication.source)
         self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
         self._feed = LiveFeed(app.runtime)
@@ -78,12 +78,13 @@ class WebApp:
 
     async def _answered(self, request: Request) -> tuple[str, Response | None]:
         """Return the name of the route, and the response; None if the client is gone."""
-        route = "nothing"
+        route, is_known = "nothing", False
         try:
             path = path_of(request.scope)
             if path == PREFIX or path.startswith(f"{PREFIX}/"):
                 route = PREFIX
                 principal = await self._authentication.principal(request)
+                is_known = True
                 found, parts = api.TABLE.find(request.method, path.removeprefix(PREFIX))
                 route += found.path
                 require(principal, found.role)
@@ -102,7 +103,14 @@ class WebApp:
                 return route, await self._logins.answer(request, path)
             page, parts = pages.TABLE.find(request.method, path)
             route = page.path
-            return route, await self._page(request, page, parts)
+            try:
+                principal = await self._authentication.principal(request, is_page=True)
+            except Problem as refusal:
+                if refusal.status != 401:
+                    raise
+                return route, logins.to_login(request, path)
+            is_known = True
+            return route, await self._page(request, principal, page, parts)
         except ClientDisconnect:
             return route, None
         except Exception as error:
@@ -111,6 +119,8 @@ class WebApp:
                 quoted = (webhooks.place_of(error), None) if route == webhooks.HIDDEN else (repr(error), error)
                 self._runtime.telemetry.emit(WebRequestFailed(request.method, route, *quoted))
             found_problem = problem or internal_error()
+            if not is_known and not isinstance(error, Problem):
+                found_problem = found_problem.for_strangers()
             if wants_page(request) and not route.startswith((PREFIX, webhooks.HIDDEN)):
                 return route, await self._pages.problem(request, found_problem)
             return route, found_problem.response()
@@ -129,13 +139,7 @@ class WebApp:
         text = await asyncio.to_thread(_rendered, answer)
         return Response(text, media_type="application/json", headers=SAFE_HEADERS)
 
-    async def _page(self, request: Request, page: WebPage, parts: dict[str, str]) -> Response:
-        try:
-            principal = await self._authentication.principal(request, is_page=True)
-        except Problem as problem:
-            if problem.status != 401:
-                raise
-            return logins.to_login(request, path_of(request.scope))
+    async def _page(self, request: Request, principal: Principal, page: WebPage, parts: dict[str, str]) -> Response:
         require(principal, page.role)
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, page.query), principal

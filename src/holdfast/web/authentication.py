@@ -41,6 +41,7 @@ HostUser = Callable[[Request], "tuple[str, Role | str] | Awaitable[tuple[str, Ro
 CSRF_HEADER = "x-holdfast-csrf"
 READING = ("GET", "HEAD", "OPTIONS")
 _API_TOKEN = "api_token"
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _NOT_KNOWN = "give a token: 'Authorization: Bearer TOKEN' (holdfast access token create), or log in"
 _OFF = (
     "the web app is off: set api_token (HOLDFAST_API_TOKEN) in the process that serves this app, or make a token: "
@@ -146,6 +147,8 @@ class Authentication:
         if found is None:
             return None
         name, role = found
+        if self.proxy.is_named_twice(request.headers.getlist):
+            raise _forbidden("the headers of the proxy come twice: it has to remove what its clients send")
         if not role:
             raise _forbidden(f"the proxy names a role that is none; roles: {', '.join(ROLES)}")
         return Principal(name, Role[role.upper()], "proxy", self.source(request))
@@ -181,6 +184,8 @@ class Authentication:
             raise _forbidden("the Host header does not name this machine: use http://127.0.0.1 or http://localhost")
         if not self.is_of_own_page(request.headers):
             raise _forbidden("the request comes from a page of another site: make a token, and send it")
+        if any(name in request.headers for name in _OF_PROXIES):
+            raise _forbidden("the request comes through a proxy, from anywhere: make a token, and send it")
         return Principal("local", Role.ADMIN, "local", self.source(request))
 
     # --- what a browser sends by itself

@@ -58,6 +58,11 @@ class Problem(Exception):
         facts: dict[str, object] = {"title": self.title, "status": self.status, "detail": self.detail}
         return facts | {"path": self.path} if self.path else facts
 
+    def for_strangers(self) -> Problem:
+        """Return it without its text, which may name hosts and users of the store."""
+        detail = "the server cannot answer now; it tells the reason to users that it knows"
+        return Problem(self.status, self.title, detail, headers=self.headers)
+
     def response(self) -> Response:
         return Response(
             as_json(self.document()),

@@ -54,7 +54,7 @@ def serve_at(app: ServedApp, taken: socket.socket, *, started: Callable[[], obje
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=not app.runtime.settings.proxy_address,  # else the address of the proxy itself is hidden
+            proxy_headers=False,  # a client could name any address; those of proxy_address are believed by the app
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         started()

@@ -50,15 +50,24 @@ class OpenStreams(set["EventStreamResponse"]):
 
 class EventStreamResponse(Response):
     """Send batches of events as they come. The iterator is closed when the client hangs up, or after `end`; with
-    `patience_seconds`, also when a client has taken nothing for so long.
+    `patience_seconds`, also when a client has taken nothing for so long; and after `life_seconds`: the client comes
+    back, and its rights are looked at again.
     """
 
-    def __init__(self, batches: Batches, streams: OpenStreams, *, patience_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        streams: OpenStreams,
+        *,
+        patience_seconds: float | None = None,
+        life_seconds: float | None = None,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._batches = batches
         self._streams = streams
         self._patience_seconds = patience_seconds
+        self._life_seconds = life_seconds
         self._is_ended = asyncio.Event()
 
     def end(self) -> None:
@@ -70,12 +79,17 @@ class EventStreamResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
-            await _first_of(self._send(send), disconnected(receive), self._is_ended.wait())
+            await _first_of(self._send(send), disconnected(receive), self._ended())
             with suppress(OSError):  # a time limit that is over is one
                 async with asyncio.timeout(self._patience_seconds):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.discard(self)
+
+    async def _ended(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._life_seconds):
+                await self._is_ended.wait()
 
     async def _send(self, send: Send) -> None:
         following: asyncio.Task[list[ServerEvent]] | None = None

@@ -54,11 +54,13 @@ async def answer_stream(runtime: AppRuntime, id: str, name: str, *, start: int, 
     return stream_events(reader, OpenStreams(), runtime.telemetry)
 
 
-def stream_events(reader: LogReader | None, streams: OpenStreams, telemetry: Telemetry) -> Response:
+def stream_events(
+    reader: LogReader | None, streams: OpenStreams, telemetry: Telemetry, life_seconds: float | None = None
+) -> Response:
     """Return the response for a reader; 204, which tells a browser not to come back, if there is nothing to read."""
     if reader is None:
         return Response(status_code=204)
-    return EventStreamResponse(_events(reader, telemetry), streams)
+    return EventStreamResponse(_events(reader, telemetry), streams, life_seconds=life_seconds)
 
 
 async def _events(reader: LogReader, telemetry: Telemetry) -> Batches:

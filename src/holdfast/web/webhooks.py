@@ -43,10 +43,12 @@ _OF_THE_SERVER = frozenset(
 
 
 class WebhookEndpoint:
-    """Receives the webhooks of one app in one process. Rates are counted in its memory."""
+    """Receives the webhooks of one app in one process. Rates are counted in its memory. `source` tells the address that
+    a request comes from.
+    """
 
-    def __init__(self, runtime: AppRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: AppRuntime, source: Callable[[Request], str]) -> None:
+        self._runtime, self._source = runtime, source
         self._webhooks = Webhooks(runtime)
         settings = runtime.settings
         self._by_source = _buckets(settings.webhook_source_rate)
@@ -60,7 +62,7 @@ class WebhookEndpoint:
         hide(request.scope)
         if request.method not in METHODS:
             raise Problem(405, "MethodNotAllowed", "a webhook takes POST", headers={"allow": ", ".join(METHODS)})
-        source = source_of(request.client.host if request.client else None)
+        source = source_of(self._source(request))
         self._take(self._by_source, source)
         self._take(self._by_secret, name_of(secret))
         with self._room_for(source) as take_room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.web.principals import Role
 from holdfast.web.requests import limit_parameter
 from holdfast.web.routing import ApiRoute, Asked, Render
 
@@ -32,5 +33,6 @@ ROUTES = (
         list_quarantine,
         "list damaged records that were set aside, latest first",
         {"limit": limit_parameter(20, 100)},
+        role=Role.ADMIN,  # what is damaged is shown whole: nothing in it could be hidden by its name or type
     ),
 )

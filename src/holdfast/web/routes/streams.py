@@ -10,6 +10,8 @@ from holdfast.web.requests import Parameter, limit_parameter
 from holdfast.web.routing import ApiRoute, Asked, Render
 from holdfast.web.streaming import read_stream, stream_events
 
+LIFE_SECONDS = 900.0  # as that of the live feed: a token that was revoked reads no longer
+
 
 async def list_streams(asked: Asked) -> Render:
     return (await asked.runtime.arun(asked.reading.streams(await asked.record()))).document
@@ -25,7 +27,7 @@ async def list_chunks(asked: Asked) -> Render:
 async def follow_stream(asked: Asked) -> Response:
     last = asked.request.headers.get("last-event-id")
     reader = await read_stream(asked.reading, asked.id, asked.path["name"], last_event_id=last, **asked.query)
-    return stream_events(reader, asked.streams, asked.runtime.telemetry)
+    return stream_events(reader, asked.streams, asked.runtime.telemetry, LIFE_SECONDS)
 
 
 _START = Parameter("the first index; below 0 it counts from the end", "number", -(10**15), 10**15, default=0)
