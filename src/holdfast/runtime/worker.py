@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.codec import MARK
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
 from holdfast.executors.begun import BegunCalls
@@ -569,7 +570,8 @@ class Worker:
         if self._fenced or self._has_drained or not self._permit.holds():
             self.hand_back(list(records), _STOPS if self._has_drained else self._why_cut_off())
             return
-        if locked := [record for record in records if sealed_in(record)]:
+        odd = [r for r in records if r.arguments[:1] == MARK or r.terms is not PLAIN or r.run or r.notes]
+        if locked := [each for each in odd if sealed_in(each)]:
             for record in locked:
                 self.hand_back([record], lacks_key(sealed_in(record), self.owner), lock_seconds(record.epoch))
             records = [record for record in records if record not in locked]

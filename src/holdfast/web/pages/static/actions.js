@@ -80,6 +80,7 @@ function open(button) {
       const found = await send(data.action, { ...body(), preview: true }, data.method);
       if (mine !== asked) return;
       problem.textContent = "";
+      go.disabled = false;
       Object.assign(fixed, found.bind); // what was previewed is what is done
       show(preview, found);
     } catch (error) {
@@ -107,6 +108,7 @@ function open(button) {
       go.disabled = false;
     }
   });
+  go.disabled = data.noPreview === undefined; // until it is known what would be touched
   dialog.showModal();
   (fields[0]?.input || reason).focus();
   look();
