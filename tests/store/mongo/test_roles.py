@@ -398,7 +398,7 @@ def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("user", "command", "deed"),
     [
-        ("monitor", ["submit", "ship", "1"], "insert into holdfast_invocations"),
+        ("monitor", ["submit", "ship", "1"], "insert into holdfast_entries"),  # the audit record comes first
         ("submitter", ["run"], "change holdfast_runners"),
         ("submitter", ["queues", "pause", "mail"], "change holdfast_entries"),
         ("monitor", ["limits", "set", "ship", "--rate", "1/s"], "insert into holdfast_entries"),

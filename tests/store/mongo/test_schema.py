@@ -223,6 +223,7 @@ def test_a_sound_database_is_sound(mongo_url: str) -> None:
     assert all(finding.ok for finding in found.values()), found
     assert set(found) == {
         *("schema", "indexes", "replica set", "clock", "write concern", "index history", "quarantine", "records"),
+        "MongoDB",
     }
     assert f"version {schema.SCHEMA_VERSION}" in found["schema"].detail
     assert "with 1 members" in found["replica set"].detail
