@@ -178,7 +178,7 @@ with app.runner():
 engine = app.runtime.ready()
 print(sorted(name for name in ("prometheus_client", "opentelemetry") if name in sys.modules))
 wants = engine.telemetry.wants(ChangesWritten)
-print(engine.measures is None, engine.tracer is None, "apply" in vars(engine.store), wants)
+print(engine.measures is None, engine.tracer is None, "claim" in vars(engine.store), wants)
 """
 
 
