@@ -119,8 +119,8 @@ def test_a_damaged_result_is_told_with_the_id_and_what_helps(app: App, damage: C
     damage("UPDATE holdfast_invocations SET result = x'ff00' WHERE id = ?", small.id)
     damage("DELETE FROM holdfast_payloads")
     for it, kind in ((small, NotDecodable), (large, PayloadLost)):
-        with pytest.raises(kind) as told:
-            it.result(timeout=patient(5))
+        with App(app.url, name=app.name) as other, pytest.raises(kind) as told:  # which has not read it before
+            other.invocation(it.id).result(timeout=patient(5))
         assert str(told.value).startswith(f"the result of {text.name} {it.id} cannot be read: ")
         assert f"Restore it from a backup, or run the call again: holdfast rerun {it.id}" in str(told.value)
 

@@ -218,7 +218,7 @@ def test_a_call_may_be_due_in_any_year_and_costs_no_memory(app: App, at: dt.date
         ({"throttle": -1}, "^throttle=-1 "),
         ({"cancel_children": "no"}, "cancel_children='no': expected True or False"),
         ({"tags": ["gpu"]}, r"a single call of add has no option tags. It is declared .*@app.task\(tags=…\)"),
-        ({"retries": 3}, r"has no option retries. It is declared for all of them: @app.task\(retries=…\)"),
+        ({"log_lines": 3}, r"has no option log_lines. It is declared for all of them: @app.task\(log_lines=…\)"),
         ({"prioritty": 3}, "has no option prioritty. Did you mean priority"),
         ({"zzz": 3}, "There are: .*delay, at, priority, .*, cancel_children"),
         ({"debounce": 1e12}, "^debounce=11574074d1h46m40s leads beyond the year 9999"),

@@ -481,10 +481,12 @@ def test_a_rerun_keeps_its_value_though_the_original_is_removed_meanwhile(monkey
         original = replace(record, status=Status.SUCCESS)
         clock.advance(2 * UNWANTED_SECONDS)
 
-        async def removed(records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        async def removed(
+            records: Sequence[InvocationRecord], payloads: Sequence[Payload]
+        ) -> Sequence[InvocationRecord | None]:
             del store._records["shop", InvocationId("a")]
             await store.collect_payloads("shop", store.now() - UNWANTED_SECONDS, 100)
-            return await submit(records)
+            return await submit(records, payloads)
 
         monkeypatch.setattr(engine.submitter, "submit", removed)
         (again,) = await Rerunner(engine).rerun([original], request="r", due_at=store.now())
