@@ -246,8 +246,8 @@ def arguments_of(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
 
 def returned(call: Call, value: object) -> Outcome:
     """Return the outcome of a returned value, which is wrapped where the function says that it is a `Secret`."""
-    bare = value is not None and not isinstance(value, Secret)
-    if bare and says_secret(call.function, call.signature.return_annotation):
+    bare, annotation = value is not None and not isinstance(value, Secret), call.signature.return_annotation
+    if bare and "Secret" in str(annotation) and says_secret(call.function, annotation):
         value = Secret(value)
     try:
         return Returned(*call.codec.pack(value, call.limits, at="result"))
