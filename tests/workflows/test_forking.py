@@ -19,7 +19,6 @@ from tests.workflows.test_runs import pages_of
 from holdfast import App, Status, UsageError, context
 from holdfast.errors import ArgumentsDoNotBind, InvocationCancelled, NotEncodable, StepNotFound, StoreError
 from holdfast.model.records import InvocationRecord
-from holdfast.store.sqlite.store import SqliteStore
 from holdfast.workflows.api import sleep
 from holdfast.workflows.forking import _copied
 
@@ -255,11 +254,11 @@ def test_a_fork_whose_log_cannot_be_copied_is_not_run(
     run.result(patient(20))
     shop.calls.clear()
 
-    async def refuses(self: SqliteStore, pages: object) -> None:
+    async def refuses(pages: object) -> None:
         raise StoreError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteStore, "append", refuses)
+        patched.setattr(shop.app.runtime.ready().store, "append", refuses)
         with pytest.raises(StoreError, match="no room"):
             run.fork("ship#1")
     (fork,) = [record for record in shop.app.invocations() if record.rerun_of == run.id]
@@ -274,14 +273,15 @@ def test_a_fork_that_was_not_finished_is_parked_and_leaves_nothing_behind(
     run = shop.checkout.submit("42")
     run.result(patient(20))
     shop.calls.clear()
-    append = SqliteStore.append
+    store = shop.app.runtime.ready().store
+    append = store.append
 
-    async def dies(self: SqliteStore, pages: Any) -> Any:
-        await append(self, pages)
+    async def dies(pages: Any) -> Any:
+        await append(pages)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteStore, "append", dies)
+        patched.setattr(store, "append", dies)
         patched.setattr("holdfast.workflows.forking.e.portion", lambda events: 2)
         with pytest.raises(ZeroDivisionError):
             run.fork("ship#1")
