@@ -10,7 +10,6 @@ such records in the lists of work that is due: it leaves them to processes with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -43,25 +42,31 @@ def guard(store: Any) -> None:
     """Have a store, which is used without keys, refuse to write what is encrypted, and hide it from lists of due work.
     The methods are replaced on the store itself: a call more for each operation is what an app without encryption pays.
     """
-    if isinstance(getattr(store.insert, "__func__", None), FunctionType):
-        checks: dict[str, Callable[[Any], None]] = {
-            "insert": _check_records,
-            "apply": _check_writes,
-            "append": _check_pages,
-            "put_entry": _check_entry,
-        }
-        for name, check in checks.items():
-            setattr(store, name, _checked(getattr(store, name), check))
-        if isinstance(store, BlockingInsert):
-            store.insert_blocking = _checked(store.insert_blocking, _check_records)  # type: ignore[method-assign]
-        store.find = _without_locked(store.find, Order.OUTBOX, sealing.missing_for_record)
-        store.entries = _without_locked(store.entries, EntryOrder.DUE, sealing.missing_for_entry)
+    if "is_guarded" in vars(store):
+        return
+    store.is_guarded = True
+    checks: dict[str, Callable[[Any], None]] = {
+        "insert": _check_records,
+        "apply": _check_writes,
+        "append": _check_pages,
+        "put_entry": _check_entry,
+    }
+    if isinstance(store, BlockingInsert):
+        checks["insert_blocking"] = _check_records
+    for name, check in checks.items():
+        vars(store)[name] = _checked(store, name, check)
+    store.find = _without_locked(store.find, Order.OUTBOX, sealing.missing_for_record)
+    store.entries = _without_locked(store.entries, EntryOrder.DUE, sealing.missing_for_entry)
 
 
-def _checked(method: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
+def _checked(store: Any, name: str, check: Callable[[Any], None]) -> Callable[..., Any]:
+    own = vars(store).get(name)  # that of a store that is measured
+
     def call(values: Any, *args: Any, **kwargs: Any) -> Any:
         check(values)
-        return method(values, *args, **kwargs)
+        if own is not None:
+            return own(values, *args, **kwargs)
+        return getattr(type(store), name)(store, values, *args, **kwargs)
 
     return call
 
