@@ -60,12 +60,15 @@ def guard(store: Any) -> None:
 
 
 def _checked(store: Any, name: str, check: Callable[[Any], None]) -> Callable[..., Any]:
-    own = vars(store).get(name)  # that of a store that is measured
+    bound = getattr(store, name)
+    is_own = name in vars(store) or not hasattr(
+        type(store), name
+    )  # of a store that is measured, or that leads to another
 
     def call(values: Any, *args: Any, **kwargs: Any) -> Any:
         check(values)
-        if own is not None:
-            return own(values, *args, **kwargs)
+        if is_own:
+            return bound(values, *args, **kwargs)
         return getattr(type(store), name)(store, values, *args, **kwargs)
 
     return call
