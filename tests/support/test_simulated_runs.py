@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 SEEDS, FIRST = 40, 15
-MOST_SEEDS = 240  # within so many, a planted bug has to show
+MOST_SEEDS = 60  # within so many, a planted bug has to show
 MANY = int(os.environ.get("HOLDFAST_TEST_SIMULATION_SEEDS", "3000"))
 KNOWN = (28, 38, 91, 139, 153, 167, 254, 354, 372)
 SLOW = (326,)  # a run is taken over after 25.5 s, and 25 are promised: to be looked at
@@ -202,7 +202,6 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
 PLANS = {
     "append_without_fencing": zombie_trips,
     "takeover_left_out": zombie_trips,
-    "suspend_without_a_look_at_the_inbox": dying_parents,
     "children_with_new_ids": dying_parents,
 }  # each shows where a process freezes or dies between two writes, and few seeds of `trips_of` have that
 

@@ -55,21 +55,23 @@ def guard(store: Any) -> None:
         checks["insert_blocking"] = _check_records
     for name, check in checks.items():
         vars(store)[name] = _checked(store, name, check)
-    store.find = _without_locked(store.find, Order.OUTBOX, sealing.missing_for_record)
-    store.entries = _without_locked(store.entries, EntryOrder.DUE, sealing.missing_for_entry)
+    store.find = _without_locked(_late(store, "find"), Order.OUTBOX, sealing.missing_for_record)
+    store.entries = _without_locked(_late(store, "entries"), EntryOrder.DUE, sealing.missing_for_entry)
+
+
+def _late(store: Any, name: str) -> Callable[..., Any]:
+    """Return a method that is looked up when it is called, unless it is that of this one store."""
+    if name in vars(store) or not hasattr(type(store), name):  # it is measured, or leads to another store
+        return cast(Callable[..., Any], getattr(store, name))
+    return lambda *args, **kwargs: getattr(type(store), name)(store, *args, **kwargs)
 
 
 def _checked(store: Any, name: str, check: Callable[[Any], None]) -> Callable[..., Any]:
-    bound = getattr(store, name)
-    is_own = name in vars(store) or not hasattr(
-        type(store), name
-    )  # of a store that is measured, or that leads to another
+    method = _late(store, name)
 
     def call(values: Any, *args: Any, **kwargs: Any) -> Any:
         check(values)
-        if is_own:
-            return bound(values, *args, **kwargs)
-        return getattr(type(store), name)(store, values, *args, **kwargs)
+        return method(values, *args, **kwargs)
 
     return call
 
