@@ -15,25 +15,12 @@ from holdfast.model.status import Status
 from holdfast.runtime import waits
 from holdfast.runtime.waits import WorkerWaits
 
-KNOWN = (19,)  # they failed once
-
-
-DEFECTS = (9,)
-"""Known defects, to be found: a worker that takes over runs the code of two calls in one slot, after two kills."""
-
-
-@pytest.mark.xfail(strict=True, reason="a known defect")
-@pytest.mark.parametrize("seed", DEFECTS)
-def test_a_known_defect(seed: int) -> None:
-    run = simulate(families_of(seed))
-    assert not run.violations, str(run)
+KNOWN = (9, 19)  # they failed once
 
 
 @pytest.mark.parametrize("first", range(0, 20, 10))
 def test_seeds_hold(first: int) -> None:
     for seed in range(first, first + 10):
-        if seed in DEFECTS:
-            continue
         run = simulate(families_of(seed))
         assert not run.violations, str(run)
 

@@ -207,10 +207,10 @@ class World:
         running[id] = self.lines[process.pid].epochs.get(id, 0)
         records = {each: store._records[APP, each] for each in running}
         held = [each for each, record in records.items() if record.status in OWNED and record.epoch == running[each]]
-        if len(held) > self.plan.concurrency:
+        is_ending = any(node.process is process and node.is_stopping for node in self._nodes)  # it only unwinds
+        if len(held) > self.plan.concurrency and not is_ending:
             told = f"{process.name} runs the code of {len(held)} at once in {self.plan.concurrency} slots"
             self.refuted.append(Violation("slots", id, told))
-        is_ending = any(node.process is process and node.is_stopping for node in self._nodes)  # it writes what it can
         if id in held and records[id].status is Status.PAUSED and not is_ending:
             self.refuted.append(Violation("paused", id, f"its code goes on in {process.name}, and it is PAUSED"))
 
