@@ -595,7 +595,7 @@ def test_an_idle_tick_of_the_services_costs_few_calls_on_average() -> None:
         performing.cancel()
         await asyncio.wait({performing})
         per_tick = member.line.count() / (5 * CYCLE)
-        assert 0.1 < per_tick <= 2.5  # waiters of limits, of rates, groups, schedules and outboxes are each one look
+        assert 0.1 < per_tick <= 2.4  # waiters, groups, schedules, triggers and outboxes are each one look
 
     virtually(scenario)
 

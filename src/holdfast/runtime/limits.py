@@ -135,10 +135,13 @@ class Limits:
             return 0
         if not self.is_bounded:
             self._next_sweep = now + FOREIGN_SECONDS
+        held = dict(await self._store.waiting_keys(self._app))
+        if not held:
+            self._sent = {}
+            return 0
         await self.refresh()
         if self._seen != self._changed.changes:  # under another rate a waiter may be late by now
             self._seen, self._next_looks = self._changed.changes, {}
-        held = dict(await self._store.waiting_keys(self._app))
         rated = {key: held.pop(key) for key in list(held) if is_rate_key(key)}
         self._sent = {key: sent for key, sent in self._sent.items() if key in held or key in rated}
         free = {
