@@ -199,3 +199,11 @@ def test_the_same_large_value_is_stored_once_under_a_name_that_says_nothing(url:
         encoded = app.runtime.codec.encode(LARGE)
         assert first[0] not in (hashlib.sha256(encoded).hexdigest(), hashlib.sha256(LARGE.encode()).hexdigest())
         assert first[0].encode() in dump(app)
+
+
+def test_two_apps_with_one_key_give_equal_values_different_names() -> None:
+    names = set()
+    for name in ("shop", "bank"):
+        with App("memory://", name=name, encryption_keys=key("k1"), **FAST) as app:
+            names.add(stored(app, declare(app)["follow"].submit(LARGE).id).payloads)
+    assert len(names) == 2

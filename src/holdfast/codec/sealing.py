@@ -123,9 +123,9 @@ class CipherKeys:
             return self
         return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])
 
-    def name_payload(self, data: bytes) -> str:
-        """Return the name under which a payload is stored: it tells nothing without the key."""
-        return hmac.digest(self._name_key, hashlib.sha256(data).digest(), "sha256").hex()
+    def name_payload(self, app: str, data: bytes) -> str:
+        """Return the name under which an app stores a payload: it tells nothing without the key, nor of other apps."""
+        return hmac.digest(self._name_key, hashlib.sha256(data).digest() + app.encode(), "sha256").hex()
 
     def seal(self, data: bytes, place: Place) -> bytes:
         """Return a value encrypted for its place. What this process could not open stays as it is."""

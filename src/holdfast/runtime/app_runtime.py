@@ -459,7 +459,7 @@ class AppRuntime:
         self.settings = settings
         self.codec = Codec()
         if (ring := ring_of(settings.encryption_keys, settings.encryption_keys_file)) is not None:
-            self.codec.name_payload = ring.name_payload
+            self.codec.name_payload = functools.partial(ring.name_payload, name)
         hide_also(settings.secret_names)
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
