@@ -3,21 +3,31 @@
 Each round drains the same calls once with nothing, with metrics, and with tracing by an SDK whose exporter drops all.
 Other work on the machine hits all alike; processor time is what an answer should go by. A drain of functions that do
 nothing is the worst case; `--milliseconds 1` gives each call some work of its own.
+
+`--waiting 1000000` measures instead what a scrape asks of a store in which so many calls wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import random
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import workload
+from benchmarks.stock import APP, stock
 from benchmarks.table import table
+from benchmarks.targets import TARGETS, CannotServe
+from holdfast.clock import SystemClock
+from holdfast.store import open_store
+from holdfast.store.contract import Store
 
 KINDS: dict[str, dict[str, object]] = {
     "nothing": {},
@@ -38,8 +48,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tasks", type=int, default=3000)
     parser.add_argument("--milliseconds", type=float, default=0.0, help="of processor time in each call")
+    parser.add_argument("--waiting", type=int, help="measure the question of a scrape beside so many waiting calls")
     parser.add_argument("--without-sdk", action="store_true", help="trace with the API of OpenTelemetry alone")
     options = parser.parse_args()
+    if options.waiting:
+        print(table(["", "depth of queues, exact", "counted up to 1,000"], list(asked(options.waiting))))
+        return
     if not options.without_sdk:
         drop_spans()
     rounds = []
@@ -49,6 +63,31 @@ def main() -> None:
     rows = [[kind, *summary(rounds, kind, options.tasks)] for kind in KINDS]
     print(table(["", "µs of processor per call, least", "ratio", "median ratio", "calls per second"], rows))
     print(f"{options.rounds} rounds of {options.tasks:,} calls")
+
+
+def asked(waiting: int) -> Iterator[list[str]]:
+    """Yield for each store the median time of five questions for the depth of queues: of a scrape, and of a page."""
+    for target in TARGETS.values():
+        if target.name == "memory":
+            continue
+        with suppress(CannotServe), target.served() as fresh, fresh() as url:
+            yield [target.name, *asyncio.run(_asked(url, waiting))]
+
+
+async def _asked(url: str, waiting: int) -> list[str]:
+    store = open_store(url, clock=SystemClock())
+    await store.open()
+    try:
+        await stock(url, store, few=4, archived=0, backlog=waiting, rng=random.Random(1))
+        return [f"{statistics.median([await _timed(store, most) for _ in range(5)]):.0f} ms" for most in (None, 1001)]
+    finally:
+        await store.close()
+
+
+async def _timed(store: Store, most: int | None) -> float:
+    began = time.perf_counter()
+    await store.queue_depths(APP, store.now(), most)
+    return (time.perf_counter() - began) * 1000
 
 
 def drop_spans() -> None:

@@ -51,6 +51,11 @@ def without_secrets(text: str) -> str:
     return _URL.sub(lambda url: mask_url(url[0]), text) if "://" in text else text
 
 
+def at_least(number: int, most: int) -> str:
+    """Return a number that was counted up to `most`, and one more."""
+    return f"over {most:,}" if number > most else f"{number:,}"
+
+
 def indented(text: str, margin: str = "  | ") -> str:
     return "\n".join(f"{margin}{printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
 

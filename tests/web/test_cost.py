@@ -32,7 +32,7 @@ from holdfast.web.api import ROUTES
 from holdfast.web.pages import overview
 from holdfast.web.pages import queues as queue_pages
 from holdfast.web.pages.table import PAGES
-from holdfast.web.reading import health, load, queues, runners, searching
+from holdfast.web.reading import apps, diagnosis, health, load, queues, runners, searching
 from holdfast.web.reading.topics import INVOCATION, TOPICS, TopicReading
 from holdfast.web.routing import PREFIX
 from holdfast.workflows.hooks_records import HookEntry, hook_entry
@@ -42,7 +42,6 @@ COUNT, BOUND = 420, 60  # in the place of the bounds of the read model, so that 
 QUERIES = {"/invocations/complete": "?q=task:&at=5", "/invocations/count": "?q=status:success"}
 SLACK = 300
 WITHOUT = ("/world/", "/groups/")  # this shop has no run of a World, and no group
-COUNTS_ALL = {"/apps", "/doctor"}  # they count what is stored, as their commands do
 UNBOUNDED = {"/invocations/{id}/streams/{name}", "/live"}  # they do not end; the second is counted by its topics
 
 
@@ -148,8 +147,16 @@ async def _enrolled(app: App, record: RunnerRecord) -> None:
 
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (api, health, load, overview, queue_pages, queues, runners, searching):
-        for name in ("MOST_COUNTED", "MOST_BLOCKED", "MOST_KEYS", "MOST_LOOKED", "MOST_RUNNING", "_MAX_KEYS"):
+    for module in (api, apps, diagnosis, health, load, overview, queue_pages, queues, runners, searching):
+        for name in (
+            "MOST_COUNTED",
+            "MOST_BLOCKED",
+            "MOST_KEYS",
+            "MOST_LOOKED",
+            "MOST_RUNNING",
+            "_MAX_KEYS",
+            "_HOLDERS",
+        ):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, BOUND)
     monkeypatch.setattr(inspection, "QUICK_BYTES", 0)  # `store check` reads a file that is smaller whole
@@ -168,9 +175,7 @@ def addresses(shop: WebShop, get: Callable[[str], Any]) -> dict[str, str]:
     ids = {"events": get("/events")["events"][0]["id"], "runners": "silent-1"}
     tables = [(page.path, page.path) for page in PAGES]
     tables += [
-        (PREFIX + each.path, each.path)
-        for each in ROUTES
-        if each.method == "GET" and each.path not in UNBOUNDED | COUNTS_ALL
+        (PREFIX + each.path, each.path) for each in ROUTES if each.method == "GET" and each.path not in UNBOUNDED
     ]
     found = {}
     for name, path in tables:
@@ -211,6 +216,7 @@ def test_no_page_and_no_route_pays_for_what_is_stored(shop: WebShop, bounds: Non
         }
         for topic in (*TOPICS, f"{INVOCATION}{shop.run.id}"):
             works[f"the topic {topic}"] = lambda topic=topic: shop.app.runtime.run(reading.values([topic]))
+        works["holdfast top"] = load.LoadReading(shop.app.runtime).load
         few = {name: looks.of(work) for name, work in works.items()}
         filled.add(2 * COUNT)
         many = {name: looks.of(work) for name, work in works.items()}

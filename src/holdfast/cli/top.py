@@ -11,9 +11,10 @@ from holdfast.cli import live
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
 from holdfast.model.names import counted
-from holdfast.showing import brief, length, moment
+from holdfast.showing import at_least, brief, length, moment
 from holdfast.stats import Distribution
 from holdfast.web.reading.load import SINCE, Load, LoadReading
+from holdfast.web.reading.queues import MOST_COUNTED
 
 _MOST_CALLS = 20
 
@@ -29,7 +30,7 @@ def top(
     """Show runners, queues, rates and failures, live.
 
     It is drawn anew every 2 s until Ctrl-C. Rates and failures are of the last 5 minutes; workers store what they count
-    every 10 s. It reads what runs and waits, and never what has ended.
+    every 10 s. It reads what runs and waits, and never what has ended. A number of a queue over 1,000 is a lower bound.
     """
     reading = LoadReading(app.runtime)
 
@@ -68,8 +69,13 @@ def _print(out: Output, app: App, load: Load) -> None:
         ("queue", "waiting", "oldest", "scheduled", "blocked", "running", "per minute", "paused"),
         [
             (
-                *(each.name, each.waiting, "" if each.oldest_seconds is None else length(each.oldest_seconds)),
-                *(each.scheduled, each.blocked, each.running, f"{each.per_minute:g}"),
+                *(
+                    each.name,
+                    at_least(each.waiting, MOST_COUNTED),
+                    "" if each.oldest_seconds is None else length(each.oldest_seconds),
+                ),
+                *(at_least(number, MOST_COUNTED) for number in (each.scheduled, each.blocked, each.running)),
+                f"{each.per_minute:g}",
                 "" if each.pause is None else f"by {each.pause.by}",
             )
             for each in load.queues

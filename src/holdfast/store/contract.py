@@ -307,8 +307,10 @@ class Store(Protocol):
         """
         ...
 
-    async def counts(self, app: str) -> Mapping[Status, int]:
-        """Count invocations by status; statuses without any are absent."""
+    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
+        """Count invocations by status; statuses without any are absent. Its cost grows with the invocations; with
+        `most`, it may count so many of each status. A number below `most` is exact then, any other is a lower bound.
+        """
         ...
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:

@@ -114,6 +114,19 @@ class ReadConformance:
 
         stage.play(scenario)
 
+    def test_counts_of_some_are_exact_below_that_number(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await _mixture(store)
+            await store.insert([invocation(f"more{n}", app="other") for n in range(9)])
+            whole = await store.counts("shop")
+            assert max(whole.values()) > 2
+            for most in (1, 2, max(whole.values()) + 1):
+                some = await store.counts("shop", most)
+                assert some.keys() == whole.keys()
+                assert all(some[each] == n if n < most else most <= some[each] <= n for each, n in whole.items())
+
+        stage.play(scenario)
+
     # --- the roster
 
     def test_the_roster_lists_by_creation_then_id(self, stage: Stage) -> None:

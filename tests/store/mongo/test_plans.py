@@ -288,6 +288,7 @@ STEPS: dict[str, Step] = {
     "apps": lambda store: store.apps(),
     "kept until another time": lambda store: store.apply([Kept(app="shop", id=f"{TASK}000", until=START)]),
     "counts": lambda store: store.counts("shop"),
+    "counts of some": lambda store: store.counts("shop", 5),
     "queue_depths of some": lambda store: store.queue_depths("shop", START, 5),
     "quarantined latest": lambda store: store.quarantined("shop", latest=5),
     "keep_payloads that are there": lambda store: store.keep_payloads("shop", [digest_of(0), digest_of(1)]),

@@ -253,7 +253,7 @@ class MemoryStore:
     async def apps(self) -> Sequence[str]:
         return sorted({app for app, *_ in (*self._records, *self._entries, *self._runners)})
 
-    async def counts(self, app: str) -> Mapping[Status, int]:
+    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
         return Counter(record.status for record in self._of(app))
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:

@@ -472,8 +472,8 @@ class MongoStore:
         found = [await self._do("apps", queries.apps, self._collection(kind, majority=True)) for kind in kinds]
         return sorted({app for names in found for app in names})
 
-    async def counts(self, app: str) -> Mapping[Status, int]:
-        found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app)
+    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
+        found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app, most)
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:

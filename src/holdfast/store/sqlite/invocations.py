@@ -518,9 +518,12 @@ def apps(connection: StoreConnection) -> list[str]:
     return sorted({app for rows in found for (app,) in rows if type(app) is str})
 
 
-def counts(connection: StoreConnection, app: str) -> Mapping[Status, int]:
-    rows = connection.execute(queries.COUNTS, (app,)).fetchall()
-    return {STATUSES[name]: count for name, count in rows if name in STATUSES}
+def counts(connection: StoreConnection, app: str, most: int | None = None) -> Mapping[Status, int]:
+    if most is None:
+        rows = connection.execute(queries.COUNTS, (app,)).fetchall()
+    else:
+        rows = connection.execute(queries.SOME_COUNTS, {"app": app, "most": most}).fetchall()
+    return {STATUSES[name]: count for name, count in rows if count and name in STATUSES}
 
 
 def queue_depths(connection: StoreConnection, app: str, at: float, most: int | None = None) -> list[QueueDepth]:

@@ -144,6 +144,11 @@ def apps_in(table: str) -> str:
 
 
 COUNTS = f"SELECT status, count(*) FROM {TABLE} WHERE app = ? GROUP BY status"  # holdfast_status
+SOME_COUNTS = " UNION ALL ".join(  # likewise
+    f"SELECT '{status.value}', count(*) FROM "
+    f"(SELECT 1 FROM {TABLE} WHERE app = :app AND status = '{status.value}' LIMIT :most)"
+    for status in Status
+)
 
 OWNERS = f"""
 SELECT owner FROM {TABLE}

@@ -16,6 +16,8 @@ from holdfast.settings import SettingRow
 from holdfast.store.contract import Store
 from holdfast.web.documents import Document
 
+MOST_COUNTED = 10_000  # calls of an app
+
 
 class AppFigures(NamedTuple):
     """How much an app has in a store."""
@@ -52,13 +54,19 @@ class AppReading:
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
 
-    async def all(self) -> AppList:
-        """Return the apps of the store, with what each has there."""
+    async def all(self, most: int | None = None) -> AppList:
+        """Return the apps of the store, with what each has there. With `most`, a number from there on is a lower bound,
+        and the cost does not grow with what is stored.
+        """
         store = (await self._runtime.engine()).store
-        return AppList([await self._figures(store, name) for name in await names_in(store)])
+        return AppList([await self._figures(store, name, most) for name in await names_in(store)])
 
-    async def _figures(self, store: Store, name: str) -> AppFigures:
-        counts = await store.counts(name)
+    async def some(self) -> AppList:
+        """Return the same. A number over `MOST_COUNTED` is a lower bound."""
+        return await self.all(MOST_COUNTED + 1)
+
+    async def _figures(self, store: Store, name: str, most: int | None) -> AppFigures:
+        counts = await store.counts(name, most)
         alive = living(await store.roster(name), store.now(), self._runtime.settings.dead_after_seconds)
         still_open = sum(number for status, number in counts.items() if status not in FINAL)
         return AppFigures(name, sum(counts.values()), still_open, len(alive))

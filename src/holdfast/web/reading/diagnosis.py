@@ -23,7 +23,7 @@ from holdfast.model.explain import living
 from holdfast.model.names import counted
 from holdfast.model.rates import is_rate_key, shown_key
 from holdfast.model.records import RunnerRecord, runner_of
-from holdfast.model.status import FINAL
+from holdfast.model.status import FINAL, OWNED
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.fitting import secret_parameters
@@ -31,9 +31,10 @@ from holdfast.runtime.naming import declared
 from holdfast.runtime.queues import Queue, Queues
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.settings import Settings
-from holdfast.showing import error_text, moment
+from holdfast.showing import at_least, error_text, moment
 from holdfast.store.contract import EntryOrder, Filter, Finding, Order, Store
 from holdfast.web.documents import Document
+from holdfast.web.reading.queues import MOST_COUNTED
 from holdfast.web.rules import is_loopback
 
 OK, HINT, WRONG, UNCHECKED = "ok", "hint", "wrong", "not checked"
@@ -92,7 +93,7 @@ class DiagnosisReading:
                 found.append(Symptom("work", UNCHECKED, why, "mend what is wrong above, and ask again"))
             else:
                 found += runtime.run(self._work())
-                found += _queues(self._queues.list())
+                found += _queues(self._queues.list(most=MOST_COUNTED + 1))
         except HoldfastError as error:
             advice = "see docs/operations/troubleshooting.md"
             found.append(Symptom("store", WRONG, f"it cannot be read: {error_text(error)}", advice))
@@ -316,7 +317,7 @@ async def _owners(engine: Engine, on_roster: set[str], alive: set[str]) -> list[
         if runner in alive:
             continue
         where = "is silent" if runner in on_roster else "is not on the roster"
-        held = await engine.store.find(engine.app, Filter(runner=runner), _NAMED)
+        held = await engine.store.find(engine.app, Filter(runner=runner, statuses=OWNED), _NAMED)
         names = ", ".join(each.id for each in held)
         advice = "a live runner recovers them within 20 s" if alive else "start a runner: it recovers them"
         detail = f"runner {runner} {where} and owns calls: {names}"
@@ -354,12 +355,12 @@ async def _holders(store: Store, app: str) -> list[Symptom]:
 
 def _queues(queues: Sequence[Queue]) -> Iterator[Symptom]:
     for queue in queues:
-        name = f"queue {queue.name}"
+        name, waiting = f"queue {queue.name}", at_least(queue.waiting, MOST_COUNTED)
         if queue.pause is not None:
             why = f": {queue.pause.reason}" if queue.pause.reason else ""
-            detail = f"paused by {queue.pause.by} since {moment(queue.pause.at)}{why}; {queue.waiting:,} calls wait"
+            detail = f"paused by {queue.pause.by} since {moment(queue.pause.at)}{why}; {waiting} calls wait"
             yield Symptom(name, HINT, detail, f"holdfast queues resume {queue.name}")
         elif (queue.oldest_seconds or 0.0) > LONG_WAIT_SECONDS:
             waited = format_duration(round(queue.oldest_seconds or 0.0))
             advice = "more --concurrency or runners; holdfast why ID says what one waits for"
-            yield Symptom(name, HINT, f"{queue.waiting:,} calls wait, the oldest for {waited}", advice)
+            yield Symptom(name, HINT, f"{waiting} calls wait, the oldest for {waited}", advice)

@@ -15,6 +15,7 @@ from holdfast.stats import Stats
 from holdfast.stats.api import question, read_stats
 from holdfast.store.contract import Filter
 from holdfast.web.documents import Document, invocation_document
+from holdfast.web.reading.queues import MOST_COUNTED
 
 SINCE = "5m"
 _MOST_CALLS = 200  # that run, of all runners
@@ -77,7 +78,9 @@ class Load(NamedTuple):
 
 
 class LoadReading:
-    """Ask for the load. What has ended costs nothing; what waits is counted by queue."""
+    """Ask for the load. Its cost grows with runners and queues, not with what waits or has ended: a number of a queue
+    over `MOST_COUNTED` is a lower bound.
+    """
 
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
@@ -85,10 +88,10 @@ class LoadReading:
 
     def load(self) -> Load:
         """Return the load, for commands."""
-        return self._runtime.run(self._load(self._queues.list()))
+        return self._runtime.run(self._load(self._queues.list(most=MOST_COUNTED + 1)))
 
     async def aload(self) -> Load:
-        return await self._runtime.arun(self._load(await self._queues.alist()))
+        return await self._runtime.arun(self._load(await self._queues.alist(most=MOST_COUNTED + 1)))
 
     async def _load(self, queues: Sequence[Queue]) -> Load:
         engine = await self._runtime.engine()

@@ -13,7 +13,7 @@ from holdfast.web.routing import ApiRoute, Asked, Render
 
 
 async def list_apps(asked: Asked) -> Render:
-    return (await asked.runtime.arun(AppReading(asked.runtime).all())).document
+    return (await asked.runtime.arun(AppReading(asked.runtime).some())).document
 
 
 async def show_settings(asked: Asked) -> Render:
@@ -29,9 +29,10 @@ async def list_statuses(asked: Asked) -> Render:
     return lambda: statuses_document(asked.query["format"])
 
 
+_APPS = "list the apps of the store, and count what each has there; a number over 10,000 is a lower bound"
 _FORMAT = Parameter("of the drawing", choices=("mermaid", "svg", "text"), default="mermaid")
 ROUTES = (
-    ApiRoute("GET", "/apps", list_apps, "list the apps of the store, and count what each has there", role=Role.ADMIN),
+    ApiRoute("GET", "/apps", list_apps, _APPS, role=Role.ADMIN),
     ApiRoute("GET", "/config", show_settings, "show every setting without secrets, and what set it", role=Role.ADMIN),
     ApiRoute("GET", "/doctor", diagnose, "say what is wrong with the app, and what to do", role=Role.ADMIN),
     ApiRoute("GET", "/statuses", list_statuses, "list the statuses, and draw their changes", {"format": _FORMAT}),
