@@ -75,6 +75,19 @@ def test_a_sound_app_has_nothing_wrong_and_is_not_changed(shop: Path, app: App, 
     assert stored(shop) == before
 
 
+def test_a_damaged_record_that_it_meets_is_set_aside_whole_and_told(
+    shop: Path, app: App, finding: Found, holdfast: Command
+) -> None:
+    enrol(app, "r1", heartbeat_at=time.time(), version=__version__)
+    rewrite(shop, "UPDATE holdfast_runners SET body = '{nonsense' WHERE id = 'r1'")
+    told = finding("runner r1", "wrong")
+    assert "nothing of it is lost" in told["detail"]
+    assert "damaged-records" in told["advice"]
+    assert any("{nonsense" in row for row in stored(shop) if "INTO holdfast_quarantine " in row.replace('"', ""))
+    second = holdfast("doctor", "--app", "shop:app", "--json").json["findings"]
+    assert [each["subject"] for each in second if each["state"] == "wrong"] == ["quarantine"]
+
+
 def test_a_missing_store_is_not_made(shop: Path, finding: Found) -> None:
     assert finding("store", "wrong", code=1)["advice"] == "holdfast store prepare"
     assert not (shop / "shop.db").exists()

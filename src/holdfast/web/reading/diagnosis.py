@@ -1,4 +1,5 @@
-"""What is wrong with an app and its store, and what to do: for ``holdfast doctor``. Nothing is changed.
+"""What is wrong with an app and its store, and what to do: for ``holdfast doctor``. Nothing is changed, but
+that a damaged record is set aside by whatever reads it; then it is among the findings.
 
 The store is checked unopened first. If its schema or an index is not as it should be, the rest of it is not looked at:
 to open it would repair it. Each question reads a bounded number of records: the head of an index, runners, lanes,
@@ -22,7 +23,7 @@ from holdfast.model.eligibility import RUNNER, Lane, Reason, lane_obstacle, offe
 from holdfast.model.explain import living
 from holdfast.model.names import counted
 from holdfast.model.rates import is_rate_key, shown_key
-from holdfast.model.records import RunnerRecord, runner_of
+from holdfast.model.records import Quarantined, RunnerRecord, runner_of
 from holdfast.model.status import FINAL, OWNED
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
@@ -92,8 +93,10 @@ class DiagnosisReading:
                 why = "to open the store would repair it"
                 found.append(Symptom("work", UNCHECKED, why, "mend what is wrong above, and ask again"))
             else:
+                before = runtime.run(self._quarantined())
                 found += runtime.run(self._work())
                 found += _queues(self._queues.list(most=MOST_COUNTED + 1))
+                found += map(_of_quarantined, [each for each in runtime.run(self._quarantined()) if each not in before])
         except HoldfastError as error:
             advice = "see docs/operations/troubleshooting.md"
             found.append(Symptom("store", WRONG, f"it cannot be read: {error_text(error)}", advice))
@@ -101,6 +104,10 @@ class DiagnosisReading:
 
     async def _check(self) -> Sequence[Finding]:
         return await self._runtime.make_engine()().store.check()
+
+    async def _quarantined(self) -> Sequence[Quarantined]:
+        engine = await self._runtime.engine()
+        return await engine.store.quarantined(engine.app, latest=_NAMED)
 
     async def _work(self) -> list[Symptom]:
         engine = await self._runtime.engine()
@@ -127,6 +134,11 @@ def _of_check(finding: Finding) -> Symptom:
         return Symptom(finding.subject, UNCHECKED, finding.detail, finding.advice)
     state = WRONG if not finding.ok else HINT if finding.advice else OK
     return Symptom(finding.subject, state, finding.detail, finding.advice)
+
+
+def _of_quarantined(record: Quarantined) -> Symptom:
+    detail = f"this look met it damaged and set it aside, whole: nothing of it is lost. {record.why}"
+    return Symptom(f"{record.kind} {record.id}", WRONG, detail, "see docs/operations/damaged-records.md")
 
 
 def _versions() -> Symptom:
