@@ -107,6 +107,7 @@ def test_defaults(tmp_path: Path) -> None:
         "trigger_max_depth": 100,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,
+        "max_waiting": 0,
         "inline_limit": 64 * 2**10,
         "chunk_threshold": 15 * 2**20,
         "payload_limit": 512 * 2**20,

@@ -51,6 +51,7 @@
     ├── ImportRefused                           a database of another system is not imported; nothing was written
     ├── SoftTimeout                             raised in a task: its soft_timeout is over, it should come to an end
     ├── CircularWait                            a task waits for what waits for it
+    ├── QueueFull                               more calls would wait than max_waiting allows; nothing was stored
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
     └── InvocationError                         the invocation ended, but not with a result
@@ -252,6 +253,10 @@ class CorruptRecord(StoreError):
 
 class PayloadLost(StoreError):
     """A large value that a record refers to is not in the store any more, or is damaged."""
+
+
+class QueueFull(HoldfastError):
+    """More calls of the app would wait than the setting `max_waiting` allows. Nothing was stored; try again later."""
 
 
 class InvocationNotFound(HoldfastError, LookupError):

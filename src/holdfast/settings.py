@@ -200,6 +200,9 @@ class Settings:
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
     sqlite_busy_timeout_seconds: float = _setting(10.0, "for another process that writes the file", low=0.1, high=600)
+    max_waiting: int = _setting(
+        0, "calls of the app that may wait; then a submit is refused; 0: any", low=0, high=10**9
+    )
     inline_limit: int = _setting(64 * KiB, "bytes beyond which a value is stored as a payload", low=1024, high=MiB)
     chunk_threshold: int = _setting(15 * MiB, "bytes beyond which a value is cut into pieces", low=1024, high=15 * MiB)
     payload_cache: int = _setting(

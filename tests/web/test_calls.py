@@ -277,3 +277,15 @@ def test_the_audit_record_of_many_has_the_search(app: App, client: TestClient, p
     assert (record["action"], record["reason"], record["outcome"]) == ("invocation.cancel", "a test", "done")
     assert record["twin"] == "holdfast cancel '--search=task:add since:1h'"
     assert record["detail"] == "1 invocation cancelled"
+
+
+def test_a_full_queue_is_told_with_when_to_try_again() -> None:
+    with App("memory://", name="shop", max_waiting=1) as app:
+        app.task(name="shop:add")(len)
+        with TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1") as client:
+            first, second = (client.post("/api/v1/tasks/shop:add/submit", json={"args": ["a"]}) for _ in range(2))
+    assert first.status_code == 200, first.text
+    assert second.status_code == 429
+    assert second.headers["content-type"] == "application/problem+json"
+    assert int(second.headers["retry-after"]) >= 1
+    assert second.json()["title"] == "QueueFull"

@@ -286,6 +286,7 @@ class GroupSubmit:
     async def store(self) -> GroupRecord:
         """Store the group and its members. Return the group as it is then. Safe to repeat."""
         record = self._record
+        await self._engine.quota.admit(len(self._members))
         if record.is_watched and not await self._groups.put(record):
             there = await self._groups.get(record.id)
             if there is None or there.created_at != record.created_at:

@@ -253,6 +253,7 @@ validate_table(TABLE)
 FINAL = _select(TABLE, "is_final")
 AVAILABLE = _select(TABLE, "available_for_run")
 OWNED = _select(TABLE, "requires_ownership")
+WAITING = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}  # for a runner, their time or a slot
 RELEASING = _select(TABLE, "releases_ownership")
 SOURCES: Mapping[Status, frozenset[Status]] = MappingProxyType(
     {target: frozenset(source for source, rule in TABLE.items() if target in rule.next) for target in Status}

@@ -25,6 +25,7 @@ from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
 from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.payloads import PayloadCache, PayloadStore
+from holdfast.runtime.quota import Quota
 from holdfast.runtime.streams import ChunkPort
 from holdfast.runtime.submit import Submitter
 from holdfast.runtime.wait import Watcher
@@ -122,6 +123,7 @@ class Engine:
         threshold, cache = self.settings.chunk_threshold, self.payload_cache
         self.payloads = PayloadStore(self.store, app=app, chunk_threshold=threshold, cache=cache)
         self.outbox = Outbox(self.store)
+        self.quota = Quota(self)
         self.submitter = Submitter(self)
         self.canceller = Canceller(self)
         self.watcher = Watcher(self)

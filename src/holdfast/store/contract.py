@@ -18,7 +18,7 @@ A third party's store is found by the entry point group ``holdfast.stores`` (the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, Flag, auto
 from typing import Any, Protocol, runtime_checkable
 
@@ -307,9 +307,12 @@ class Store(Protocol):
         """
         ...
 
-    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
-        """Count invocations by status; statuses without any are absent. Its cost grows with the invocations; with
-        `most`, it may count so many of each status. A number below `most` is exact then, any other is a lower bound.
+    async def counts(
+        self, app: str, most: int | None = None, among: Iterable[Status] = tuple(Status)
+    ) -> Mapping[Status, int]:
+        """Count invocations by status; statuses without any, and others than those `among` these, are absent. Its cost
+        grows with these invocations; with `most`, it may count so many of each status. A number below `most` is exact
+        then, any other is a lower bound.
         """
         ...
 

@@ -124,6 +124,9 @@ class ReadConformance:
                 some = await store.counts("shop", most)
                 assert some.keys() == whole.keys()
                 assert all(some[each] == n if n < most else most <= some[each] <= n for each, n in whole.items())
+            wanted = {Status.FAILED, Status.RUNNING, Status.CANCELLED}
+            part = {status: n for status, n in whole.items() if status in wanted}
+            assert await store.counts("shop", among=wanted) == await store.counts("shop", 99, wanted) == part
 
         stage.play(scenario)
 

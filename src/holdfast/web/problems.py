@@ -28,6 +28,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.HookConflict, 409),
     (errors.NotEncodable, 422),
     (errors.PayloadDoesNotFit, 422),
+    (errors.QueueFull, 429),
     (errors.UsageError, 400),
     (errors.LifecycleError, 409),
     (errors.InboxFull, 503),
@@ -97,7 +98,7 @@ def problem_of(error: Exception) -> Problem | None:
     if not isinstance(error, errors.HoldfastError):
         return None
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-    headers = {"retry-after": str(_RETRY_AFTER_SECONDS)} if status == 503 else {}
+    headers = {"retry-after": str(_RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     path = getattr(error, "path", "")
     text = without_secrets(error_text(error))
     return Problem(status, type(error).__name__, text, path=path if isinstance(path, str) else "", headers=headers)

@@ -14,7 +14,7 @@ import itertools
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -253,8 +253,11 @@ class MemoryStore:
     async def apps(self) -> Sequence[str]:
         return sorted({app for app, *_ in (*self._records, *self._entries, *self._runners)})
 
-    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
-        return Counter(record.status for record in self._of(app))
+    async def counts(
+        self, app: str, most: int | None = None, among: Iterable[Status] = tuple(Status)
+    ) -> Mapping[Status, int]:
+        wanted = frozenset(among)
+        return Counter(record.status for record in self._of(app) if record.status in wanted)
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:
         return gathered(_depth(record, at) for record in self._of(app) if record.status in _QUEUED)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -472,8 +472,11 @@ class MongoStore:
         found = [await self._do("apps", queries.apps, self._collection(kind, majority=True)) for kind in kinds]
         return sorted({app for names in found for app in names})
 
-    async def counts(self, app: str, most: int | None = None) -> Mapping[Status, int]:
-        found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app, most)
+    async def counts(
+        self, app: str, most: int | None = None, among: Iterable[Status] = tuple(Status)
+    ) -> Mapping[Status, int]:
+        names = [status.value for status in among]
+        found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app, most, names)
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:

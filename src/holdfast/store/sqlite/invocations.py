@@ -518,11 +518,11 @@ def apps(connection: StoreConnection) -> list[str]:
     return sorted({app for rows in found for (app,) in rows if type(app) is str})
 
 
-def counts(connection: StoreConnection, app: str, most: int | None = None) -> Mapping[Status, int]:
-    if most is None:
-        rows = connection.execute(queries.COUNTS, (app,)).fetchall()
-    else:
-        rows = connection.execute(queries.SOME_COUNTS, {"app": app, "most": most}).fetchall()
+def counts(
+    connection: StoreConnection, app: str, most: int | None = None, among: Iterable[Status] = tuple(Status)
+) -> Mapping[Status, int]:
+    given = {"app": app, "most": -1 if most is None else most}  # -1: all
+    rows = connection.execute(queries.counts(among), given).fetchall()
     return {STATUSES[name]: count for name, count in rows if count and name in STATUSES}
 
 

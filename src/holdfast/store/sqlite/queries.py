@@ -6,6 +6,7 @@ names the index it runs on; a test asks SQLite for the plan of each and fails on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from holdfast.model.status import OWNED, RELEASING, Status
@@ -143,12 +144,14 @@ def apps_in(table: str) -> str:
     """
 
 
-COUNTS = f"SELECT status, count(*) FROM {TABLE} WHERE app = ? GROUP BY status"  # holdfast_status
-SOME_COUNTS = " UNION ALL ".join(  # likewise
-    f"SELECT '{status.value}', count(*) FROM "
-    f"(SELECT 1 FROM {TABLE} WHERE app = :app AND status = '{status.value}' LIMIT :most)"
-    for status in Status
-)
+def counts(among: Iterable[Status]) -> str:
+    """Return what counts each of these statuses, up to a number. Index: holdfast_status."""
+    return " UNION ALL ".join(
+        f"SELECT '{status.value}', count(*) FROM "
+        f"(SELECT 1 FROM {TABLE} WHERE app = :app AND status = '{status.value}' LIMIT :most)"
+        for status in among
+    )
+
 
 OWNERS = f"""
 SELECT owner FROM {TABLE}
