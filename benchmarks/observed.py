@@ -1,6 +1,7 @@
 """``make bench-observed``: what metrics and tracing cost a drain, in turns in one run, as ratios.
 
-Each round drains the same calls once with nothing, with metrics, and with tracing by an SDK whose exporter drops all.
+Each round drains the same calls once with nothing, with metrics, and with tracing by an SDK whose exporter drops all:
+of each hundredth call, and of all.
 Other work on the machine hits all alike; processor time is what an answer should go by. A drain of functions that do
 nothing is the worst case; `--milliseconds 1` gives each call some work of its own.
 
@@ -18,8 +19,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import workload
 from benchmarks.stock import APP, stock
@@ -32,6 +34,7 @@ from holdfast.store import open_store
 KINDS: dict[str, dict[str, object]] = {
     "nothing": {},
     "metrics": {"metrics": True},
+    "tracing of 1 %": {"tracing": True},
     "tracing": {"tracing": True},
 }
 PLACES = 10
@@ -61,7 +64,11 @@ def main() -> None:
     rounds = []
     for number in range(options.rounds):
         kinds = list(KINDS)[:: 1 if number % 2 == 0 else -1]
-        rounds.append({kind: drained(KINDS[kind], options.tasks, options.milliseconds / 1000) for kind in kinds})
+        found = {}
+        for kind in kinds:
+            sampling.one_in = 100 if kind.endswith("1 %") else 1
+            found[kind] = drained(KINDS[kind], options.tasks, options.milliseconds / 1000)
+        rounds.append(found)
     rows = [[kind, *summary(rounds, kind, options.tasks)] for kind in KINDS]
     print(table(["", "µs of processor per call, least", "ratio", "median ratio", "calls per second"], rows))
     print(f"{options.rounds} rounds of {options.tasks:,} calls")
@@ -97,17 +104,38 @@ async def _timed(ask: Callable[[], Awaitable[object]]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
+class Sampling:
+    """Which spans are made: one in so many."""
+
+    one_in = 1
+
+
+sampling = Sampling()
+
+
 def drop_spans() -> None:
-    """Have an SDK that makes every span and exports none."""
+    """Have an SDK that makes the sampled spans and exports none."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+
+    class OneIn(Sampler):
+        def __init__(self) -> None:
+            self._turns = count()
+
+        def should_sample(self, parent_context: Any, trace_id: int, name: str, *more: Any, **named: Any) -> Any:
+            is_made = next(self._turns) % sampling.one_in == 0
+            return SamplingResult(Decision.RECORD_AND_SAMPLE if is_made else Decision.DROP)
+
+        def get_description(self) -> str:
+            return "one in so many"
 
     class Drop(SpanExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             return SpanExportResult.SUCCESS
 
-    provider = TracerProvider()
+    provider = TracerProvider(sampler=OneIn())
     provider.add_span_processor(BatchSpanProcessor(Drop()))
     trace.set_tracer_provider(provider)
 

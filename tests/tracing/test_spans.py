@@ -296,3 +296,16 @@ def test_linked() -> None:
     assert linked(None) is None
     assert linked({"traceparent": "a", "tracestate": "b"}) == {"link": "a"}
     assert linked({"link": "a"}) == {"link": "a"}
+
+
+def test_the_calls_of_a_map_share_what_is_made_of_their_context(here: App) -> None:
+    tracer = here.runtime.ready().tracer
+    assert tracer is not None
+    with own.start_as_current_span("outer"):
+        first, again = tracer.carrier(None), tracer.carrier(None)
+    with own.start_as_current_span("other"):
+        other = tracer.carrier(None)
+    assert first is again
+    assert first != other
+    assert tracer.extracted(first) is tracer.extracted(dict(first))
+    assert tracer.extracted(first) is not tracer.extracted(other)

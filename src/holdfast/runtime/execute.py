@@ -257,7 +257,8 @@ class RunningCalls:
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
             if span is not None:
-                self._end_span(call.key, LetGo())  # of a life of a run, which is about to leave
+                if call.key in self._spans:
+                    self._end_span(call.key, LetGo())  # of a life of a run, which is about to leave
                 self._spans[call.key] = span
             if record.has_streams and record.run is None and self._chunks is not None:
                 self._chunks.begin_again(call)

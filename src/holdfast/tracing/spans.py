@@ -17,7 +17,7 @@ from holdfast.showing import without_secrets
 
 PARENT, STATE, LINK = "traceparent", "tracestate", "link"
 _MOST_STATE = 512
-_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_FORM = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_TEXT = 2_000
 _OUTCOMES = {
     "Returned": "succeeded",
@@ -57,9 +57,14 @@ class Tracer:
                 "pip install 'holdfast[otel]'"
             ) from error
         self._tracer = trace.get_tracer("holdfast", __version__)
-        self._trace, self._context = trace, context
+        self._trace = trace
         self._w3c = TraceContextTextMapPropagator()
         self._empty = context.Context()
+        self._flags = [trace.TraceFlags(number) for number in range(256)]
+        self.attach, self.detach = context.attach, context.detach
+        # The calls of a `map` have one context: what was made of the last one is used again.
+        self._carried: tuple[Any, dict[str, str]] = (None, {})
+        self._extracted: tuple[tuple[str, str], Any] = (("", ""), self._empty)
 
     # --- submitting
 
@@ -83,10 +88,14 @@ class Tracer:
 
     def carrier(self, context: Any) -> dict[str, str]:
         """Return a context in the form of W3C; empty without a span."""
-        carrier: dict[str, str] = {}
-        self._w3c.inject(carrier, context)
-        if len(carrier.get(STATE, "")) > _MOST_STATE:
-            del carrier[STATE]
+        span = self._trace.get_current_span(context).get_span_context()
+        known, carrier = self._carried
+        if span is not known:
+            carrier = {}
+            self._w3c.inject(carrier, context)
+            if len(carrier.get(STATE, "")) > _MOST_STATE:
+                del carrier[STATE]
+            self._carried = (span, carrier)
         return carrier
 
     # --- running
@@ -95,7 +104,9 @@ class Tracer:
         """Return the span of an attempt that begins, or of a workflow that goes on."""
         trace = record.terms.trace or {}
         above = self.extracted(trace) if PARENT in trace else self._empty
-        before = record.errors[-1].trace if record.errors else ""
+        linked = [trace[LINK]] if LINK in trace else []
+        if record.errors:
+            linked.append(record.errors[-1].trace)
         facts = {
             **_PROCESSING,
             "messaging.destination.name": record.queue,
@@ -104,7 +115,7 @@ class Tracer:
             "holdfast.attempt": record.attempt,
         }
         kind = self._trace.SpanKind.CONSUMER
-        return self._begun(f"run {record.task}", above, kind, facts, [trace.get(LINK, ""), before])
+        return self._begun(f"run {record.task}", above, kind, facts, linked)
 
     def step(self, name: str, call: str, attempt: int, above: Any) -> CallSpan:
         """Return the span of a step that begins, below the span of its run."""
@@ -113,29 +124,28 @@ class Tracer:
 
     def _begun(self, name: str, above: Any, kind: Any, facts: Mapping[str, Any], linked: Sequence[str]) -> CallSpan:
         links = None
-        if any(linked):
+        if linked:
             found = [span for each in linked if (span := self._remote(each)) is not None]
             links = [self._trace.Link(each.get_span_context()) for each in found]
         span = self._tracer.start_span(name, above, kind, facts, links)
         return CallSpan(self, span, self._trace.set_span_in_context(span, above))
 
-    def attach(self, context: Any) -> object:
-        return self._context.attach(context)
-
-    def detach(self, token: Any) -> None:
-        self._context.detach(token)
-
     def extracted(self, carrier: Mapping[str, str]) -> Any:
         """Return the context in a carrier, on top of nothing. What is no context of W3C is none."""
-        span = self._remote(carrier.get(PARENT, ""), carrier.get(STATE, ""))
-        return self._empty if span is None else self._trace.set_span_in_context(span, self._empty)
+        asked = (carrier.get(PARENT, ""), carrier.get(STATE, ""))
+        known, context = self._extracted
+        if asked != known:
+            span = self._remote(*asked)
+            context = self._empty if span is None else self._trace.set_span_in_context(span, self._empty)
+            self._extracted = (asked, context)
+        return context
 
     def _remote(self, traceparent: str, state: str = "") -> Any:
-        if (found := _FORM.fullmatch(traceparent)) is None:
+        if _FORM.fullmatch(traceparent) is None:
             return None
-        trace, span, flags = (int(part, 16) for part in found.groups())
+        trace, span, flags = int(traceparent[3:35], 16), int(traceparent[36:52], 16), int(traceparent[53:], 16)
         made = self._trace.TraceState.from_header([state]) if state else None
-        context = self._trace.SpanContext(trace, span, True, self._trace.TraceFlags(flags), made)
+        context = self._trace.SpanContext(trace, span, True, self._flags[flags], made)
         return self._trace.NonRecordingSpan(context) if context.is_valid else None
 
     def fail(self, span: Any, why: str, error: ErrorRecord | None) -> None:
