@@ -111,7 +111,8 @@ def to_row(record: InvocationRecord) -> list[Any]:
     row = [*_short_of(record), *_nullable_of(record)]
     row[_STREAMS] = record.has_streams or None
     for index in _ENCODED:
-        row[index] = column_value(row[index])
+        if (value := row[index]) is not None:
+            row[index] = column_value(value)
     if record.terms is PLAIN:
         row[_TERMS] = None
     return _finished(row, record)
