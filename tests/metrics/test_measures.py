@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from holdfast import App
+from holdfast.metrics import exposition as exposition_module
 from holdfast.metrics.exposition import Exposition, text_of
 from holdfast.metrics.measures import Measures
 from holdfast.metrics.rules import (
+    DEPTH,
     ENDED,
     LAG,
     LOST,
@@ -21,6 +26,7 @@ from holdfast.metrics.rules import (
     RETRIED,
     SKIPS,
     STORE,
+    UP,
     WAITED,
     Histogram,
     LabelNames,
@@ -207,6 +213,38 @@ def test_a_queue_that_is_empty_again_is_zero() -> None:
         with app.runner():
             run.result()
         assert depths()[waiting] == 0.0
+
+
+def test_a_count_that_takes_long_keeps_no_scrape_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition_module, "COUNT_SECONDS", 0.01)
+    monkeypatch.setattr(exposition_module, "MOST_COUNTED", 1)
+    with measured() as app:
+        app.task(name="add", queue="mail")(len)
+        app.tasks["add"].map("abc")
+        engine, exposition = app.runtime.ready(), Exposition(None)
+        may_end, exact = asyncio.Event(), engine.store.queue_depths
+
+        async def depths(name: str, at: float, most: int | None = None) -> Any:
+            if most is None:
+                await may_end.wait()
+            found = await exact(name, at, most)
+            return [replace(each, waiting=min(each.waiting, 99 if most is None else most)) for each in found]
+
+        monkeypatch.setattr(engine.store, "queue_depths", depths)
+
+        async def scraped() -> tuple[float, float]:
+            exposition._next_question = 0.0
+            _, gauges = await exposition.gather(engine)
+            return gauges[UP][()], gauges[DEPTH]["mail", "waiting"]
+
+        async def counted() -> None:
+            may_end.set()
+            if (counting := exposition._counting) is not None:
+                await counting
+
+        assert app.runtime.run(scraped()) == (1.0, 2.0)  # two or more
+        app.runtime.run(counted())
+        assert app.runtime.run(scraped()) == (1.0, 3.0)
 
 
 def test_every_metric_says_what_it_is() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.errors import MissingExtra, StoreError
 from holdfast.metrics.measures import Measures
@@ -31,6 +33,8 @@ from holdfast.runtime.engine import Engine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATIENCE_SECONDS = 3.0  # for the store
+COUNT_SECONDS = 1.0  # for an exact count; then a scrape goes on without it
+MOST_COUNTED = 1000  # calls of a queue, at each question
 _STATES = ("waiting", "scheduled", "blocked", "running")
 Gauges = dict[Metric, dict[tuple[str, ...], float]]
 
@@ -64,6 +68,9 @@ class Exposition:
         self._known: Gauges = {UP: {(): 0.0}}
         self._next_question = float("-inf")
         self._asking: asyncio.Task[None] | None = None
+        self._exact: dict[str, QueueDepth] = {}  # of the last count
+        self._next_count = float("-inf")
+        self._counting: asyncio.Task[None] | None = None
 
     async def gather(self, engine: Engine) -> tuple[Tables, Gauges]:
         """Return all values, on the engine's loop. The store is given a few seconds; without it, the rest is there."""
@@ -96,7 +103,7 @@ class Exposition:
 
     async def _asked(self, engine: Engine) -> Gauges:
         at = engine.store.now()
-        depths = await engine.store.queue_depths(engine.app, at)
+        depths = await self._depths(engine, at)
         roster = await engine.store.roster(engine.app)
         found: Gauges = {UP: {(): 1.0}, DEPTH: {}, OLDEST: {}, RUNNERS: {(): float(len(roster))}}
         self._seen.update(map(self._queues.label, [*self._declared()[1], *(depth.name for depth in depths)]))
@@ -108,6 +115,29 @@ class Exposition:
         found[ROSTER] = {(): max([0.0, *beats])}
         return found
 
+    async def _depths(self, engine: Engine, at: float) -> Sequence[QueueDepth]:
+        """Return depths that are exact up to `MOST_COUNTED`. Beyond, they are those of the last count of all, which
+        takes long beside many waiting calls: it goes on by itself, and is repeated ever more seldom.
+        """
+        depths = await engine.store.queue_depths(engine.app, at, MOST_COUNTED + 1)
+        if all(getattr(depth, state) <= MOST_COUNTED for depth in depths for state in _STATES):
+            return depths
+        if self._counting is None and engine.clock.monotonic() >= self._next_count:
+            self._counting = asyncio.create_task(self._count(engine, at))
+        if self._counting is not None:
+            await asyncio.wait({self._counting}, timeout=COUNT_SECONDS)
+        return [_deeper(depth, self._exact.get(depth.name, depth)) for depth in depths]
+
+    async def _count(self, engine: Engine, at: float) -> None:
+        began = engine.clock.monotonic()
+        try:
+            self._exact = {depth.name: depth for depth in await engine.store.queue_depths(engine.app, at)}
+        except StoreError:
+            pass  # the next question tells that
+        finally:
+            self._next_count = next_question_at(began, engine.clock.monotonic())
+            self._counting = None
+
     def _take(self, found: Gauges, depth: QueueDepth, at: float) -> None:
         queue = self._queues.label(depth.name)
         for state in _STATES:
@@ -115,6 +145,13 @@ class Exposition:
             found[DEPTH][labels] = found[DEPTH].get(labels, 0.0) + getattr(depth, state)
         age = 0.0 if depth.oldest_due_at is None else max(0.0, at - depth.oldest_due_at)
         found[OLDEST][queue,] = max(age, found[OLDEST].get((queue,), 0.0))
+
+
+def _deeper(depth: QueueDepth, exact: QueueDepth) -> QueueDepth:
+    """Return a depth with the exact numbers in the place of those that are lower bounds."""
+    numbers = {state: getattr(depth, state) for state in _STATES}
+    more = {state: max(n, getattr(exact, state)) for state, n in numbers.items() if n > MOST_COUNTED}
+    return replace(depth, **more)
 
 
 def text_of(tables: Tables, gauges: Gauges) -> bytes:
