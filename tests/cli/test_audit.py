@@ -218,6 +218,17 @@ def test_the_list_is_for_people_too(holdfast: Command, known: dict[str, str]) ->
     assert len(records(holdfast, "--before", page["before"])) == 1
 
 
+def test_an_action_on_several_has_all_of_them(holdfast: Command, known: dict[str, str]) -> None:
+    assert holdfast("cancel", known["ID"], known["RUN"][-8:]).code == 0
+    (record,) = records(holdfast, "--target", known["RUN"])
+    assert (record["target"], record["targets"]) == ("2 invocations", [known["ID"], known["RUN"]])
+    assert record["twin"] == f"holdfast cancel {known['ID']} {known['RUN']}"
+    assert records(holdfast, "--target", known["ID"]) == [record]
+    line = holdfast("audit").out.splitlines()[1]
+    assert "2 invocations" in line
+    assert known["ID"] not in line
+
+
 @pytest.mark.slow
 def test_a_crash_in_between_leaves_begun(
     holdfast: Command, known: dict[str, str], start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+import msgspec
 
 from holdfast.archive.api import Archive, ArchiveFilter
 from holdfast.clock import parse_duration
@@ -19,11 +21,13 @@ from holdfast.web.reading.archive import ArchiveReading
 from holdfast.web.requests import Parameter, limit_parameter, time_of
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
 
+_MOST_IDS = 2_000  # the audit record has them all
+
 
 class Selection(Act, kw_only=True):
     """The body of an action on ended invocations: some by their ids, or all that a filter means."""
 
-    ids: tuple[str, ...] = ()
+    ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_IDS)] = ()
     status: tuple[str, ...] = ()
     task: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
