@@ -87,7 +87,7 @@ def test_a_revoked_token_is_refused_once_tokens_are_read_again(access: Access) -
     record, text = access.create()
     other, kept = access.create("other")
     access.refresh()
-    assert access.run(access.tokens.revoke("ci")).id == record.id
+    assert access.run(access.tokens.revoke("ci")) == (record, False)
     assert access.tokens.is_fresh
     assert access.tokens.valid(text) is not None, "known for some seconds more"
     access.refresh()

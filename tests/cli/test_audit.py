@@ -73,6 +73,7 @@ ACTING: dict[str, tuple[list[str], int, str, str]] = {
     "events emit": (["order.created"], 0, "event.emit", "order.created"),
     "workflow fork": (["RUN", "charge#1"], 4, "workflow.fork", "RUN"),
     "hooks resume": (["approve:42", "{}"], 4, "hook.resume", "HOOK"),
+    "access open": ([], 0, "access.open", ""),
     "access token create": (["ci", "--role", "operator"], 0, "token.create", "ci"),
     "access token revoke": (["nobody"], 2, "token.revoke", "nobody"),
     "world import": (["mongodb://"], 2, "world.import", "mongodb://"),
@@ -148,7 +149,7 @@ def test_a_command_leaves_a_record(holdfast: Command, known: dict[str, str], com
     assert (record["reason"], record["via"]) == ("a drill", "command line")
     assert record["outcome"] == ("failed" if code else "done")
     assert record["who"].endswith(f"@{record['source']}")
-    assert record["twin"].startswith(f"holdfast {command} ")
+    assert f"{record['twin']} ".startswith(f"holdfast {command} ")
 
 
 def test_the_record_is_there_before_anything_is_done(

@@ -89,6 +89,7 @@ NOT_THERE = {
     "dev-pages": "`dev` starts it",
     "top": "it is the pages, for a terminal",
     "store keys": "it reads everything",
+    "access open": "it is for users of the store, as tokens are",
     "monitor": "it serves the API itself",
     "world serve": "it goes on until it is stopped",
     "world import": "it reads another database from the place of the command",

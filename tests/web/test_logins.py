@@ -15,7 +15,7 @@ from tests.web.entrance import API_TOKEN, BASE, Entrance, csrf_in, log_in
 from holdfast import App
 from holdfast.access.audit import AuditFilter, AuditLog
 from holdfast.access.tokens import AccessTokens
-from holdfast.errors import StoreReadOnly
+from holdfast.errors import StoreReadOnly, UsageError
 from holdfast.web.asgi import WebApp
 from holdfast.web.logins import next_in
 from holdfast.web.principals import Role
@@ -220,6 +220,43 @@ def test_a_token_closes_a_loopback_address() -> None:
         assert client.get("/api/v1").status_code == 401
         assert client.get("/").status_code == 303
         assert client.get("/api/v1", headers={"Authorization": f"Bearer {text}"}).status_code == 200
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired and removed"])
+def test_an_address_stays_closed_without_its_last_token(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with App("memory://") as app, TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1:8080") as client:
+        engine = app.runtime.ready()
+        tokens = engine.part(AccessTokens)
+
+        def status() -> int:
+            tokens.known = tokens.known._replace(stale_at=float("-inf"))
+            return client.get("/api/v1").status_code
+
+        app.runtime.run(tokens.create("ci", "viewer", 3_600, "test"))
+        if end == "revoked":
+            app.runtime.run(tokens.revoke("ci"))
+        else:
+            now = engine.store.now() + 60 * 86_400
+            monkeypatch.setattr(engine.store, "now", lambda: now)
+            app.runtime.run(engine.store.remove_expired(engine.app, now, 10))
+        assert status() == 401
+        assert app.runtime.run(tokens.list()) == []
+        said = client.get("/api/v1").json()["detail"]
+        assert ("holdfast access token create" in said, "holdfast access open" in said) == (True, True)
+        app.runtime.run(tokens.open())
+        assert status() == 200
+        app.runtime.run(tokens.create("ci", "viewer", 3_600, "test"))
+        assert status() == 401
+        with pytest.raises(UsageError, match="there are tokens: ci"):
+            app.runtime.run(tokens.open())
+        assert status() == 401
+
+
+def test_a_key_of_sessions_alone_closes_nothing() -> None:
+    """Pages of a host's users need one, too."""
+    with App("memory://") as app, TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1:8080") as client:
+        assert app.runtime.run(app.runtime.ready().part(AccessTokens).ring()).keys
+        assert client.get("/api/v1").status_code == 200
 
 
 def test_a_proxy_on_this_machine_has_to_name_its_user() -> None:

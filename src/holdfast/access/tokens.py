@@ -7,7 +7,7 @@ token that was revoked is refused after that time at the latest.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -35,6 +35,7 @@ from holdfast.model.records import Entry, entry_reader
 from holdfast.runtime.engine import Engine
 
 TOKEN, KEYS = "access.token", "access.keys"
+CLOSED = "access.closed"  # an entry that is there once a token was made, and when its tokens are gone, too
 FRESH_SECONDS = 5.0
 _NEW_SECONDS = 1.0
 MOST_TOKENS = 1_000
@@ -52,6 +53,7 @@ class KnownAccess(NamedTuple):
     tokens: Mapping[str, TokenRecord]
     ring: KeyRing
     stale_at: float
+    is_closed: bool = False  # a token was made: nothing is open to all programs of this machine
 
 
 class AccessTokens:
@@ -89,6 +91,7 @@ class AccessTokens:
             created_by=by,
             expires_at=ahead(now, seconds),
         )
+        await self._close()
         if not await self._store.put_entry(self._entry(record, 1)):
             raise StoreError(f"the token '{name}' could not be stored: its id is taken. Try again.")
         return record, text
@@ -98,20 +101,40 @@ class AccessTokens:
         found = [record for _, record in await self._read()]
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
-    async def revoke(self, name: str) -> TokenRecord:
-        """Remove a token, by its name or id. Raises `UsageError` if there is none, `StoreError` if one is left."""
-        meant = [record for _, record in await self._read() if name in (record.name, record.id)]
+    async def revoke(self, name: str) -> tuple[TokenRecord, bool]:
+        """Remove a token, by its name or id. Return it, and whether it was the last one: without tokens, the web app
+        stays closed; see `open`. Raises `UsageError` if there is none, `StoreError` if one is left.
+        """
+        there = [record for _, record in await self._read()]
+        meant = [record for record in there if name in (record.name, record.id)]
         left = [record.id for record in meant]  # two, if they were made at the same time
         for _ in range(_TRIES):
             if not left:
                 break
-            there = await self._store.entries(self._app, TOKEN, left)
-            left = [entry.name for entry in there if not await self._store.remove_entry(entry)]  # its use was noted
+            entries = await self._store.entries(self._app, TOKEN, left)
+            left = [entry.name for entry in entries if not await self._store.remove_entry(entry)]  # its use was noted
         if left:
             raise StoreError(f"the token '{name[:80]}' could not be removed: it changed meanwhile. Try again.")
         for record in meant:
-            return record
+            return record, not self._good(each for each in there if each not in meant)
         raise UsageError(f"there is no token '{name[:80]}': see holdfast access token list")
+
+    async def open(self) -> None:
+        """Let programs of this machine in without a token, as before the first one was made. Raises `UsageError` if
+        there are tokens that have not expired.
+        """
+        if there := self._good(await self.list()):
+            names = ", ".join(each.name for each in there[:5])
+            raise UsageError(f"there are tokens: {names}; revoke them first: holdfast access token revoke NAME")
+        for entry in await self._store.entries(self._app, CLOSED):
+            await self._store.remove_entry(entry)
+
+    def _good(self, tokens: Iterable[TokenRecord]) -> Sequence[TokenRecord]:
+        now = self._store.now()
+        return [each for each in tokens if now < each.expires_at]
+
+    async def _close(self) -> None:
+        await self._store.put_entry(Entry(app=self._app, kind=CLOSED, name="closed", body=b"{}"))
 
     # --- for the web app
 
@@ -129,8 +152,9 @@ class AccessTokens:
         if again or not self.is_fresh:
             found = await self._read()
             _, ring = await self._ring()
+            is_closed = bool(await self._store.entries(self._app, CLOSED) or self._good(each for _, each in found))
             tokens = {record.id: record for _, record in found}
-            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS)
+            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS, is_closed)
 
     def valid(self, token: str) -> TokenRecord | None:
         """Return the token that a request carries; None if it is unknown or has expired."""

@@ -19,6 +19,7 @@ from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, Render
 
 TWINS = {
+    "access.open": "access open",
     "archive.purge": "purge",
     "archive.rerun": "rerun",
     "archive.retain": "archive retain",

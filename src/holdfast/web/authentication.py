@@ -43,6 +43,10 @@ READING = ("GET", "HEAD", "OPTIONS")
 _API_TOKEN = "api_token"
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _NOT_KNOWN = "give a token: 'Authorization: Bearer TOKEN' (holdfast access token create), or log in"
+_LAST_IS_GONE = (
+    "this app had tokens, and has none now. Make one: holdfast access token create; or let programs of this machine in "
+    "without: holdfast access open"
+)
 _OFF = (
     "the web app is off: set api_token (HOLDFAST_API_TOKEN) in the process that serves this app, or make a token: "
     "holdfast access token create"
@@ -97,7 +101,7 @@ class Authentication:
         """Return whether there is a way to be known, so that nothing is open to all programs of this machine."""
         if self._runtime.settings.api_token or self.proxy.is_set or self._user is not None:
             return True
-        return bool((await self.tokens()).known.tokens)
+        return (await self.tokens()).known.is_closed
 
     # --- the ways
 
@@ -175,7 +179,8 @@ class Authentication:
     async def _local(self, request: Request) -> Principal:
         """Return the principal of a program of this machine, where nothing else is set up. Raises `Problem`."""
         if await self.is_set_up():
-            raise _unknown()
+            is_last_gone = self._is_local and self._user is None and not (await self.tokens()).known.tokens
+            raise _unknown(_LAST_IS_GONE if is_last_gone and not self._runtime.settings.api_token else _NOT_KNOWN)
         if not self._is_local:
             raise _forbidden(_OFF)
         host = request.headers.get("host", "")
@@ -228,8 +233,8 @@ def is_https(request: Request, proxy: TrustedProxy) -> bool:
     return proxy.is_at(address) and request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
-def _unknown() -> Problem:
-    return Problem(401, "Unauthorised", _NOT_KNOWN, headers={"www-authenticate": 'Bearer realm="holdfast"'})
+def _unknown(why: str) -> Problem:
+    return Problem(401, "Unauthorised", why, headers={"www-authenticate": 'Bearer realm="holdfast"'})
 
 
 def _forbidden(why: str) -> Problem:
