@@ -116,6 +116,22 @@ def test_logging_out_takes_a_form_of_the_session(entrance: Entrance, client: Tes
     assert client.get("/").status_code == 303
 
 
+def test_logging_out_ends_the_session_wherever_its_cookie_is(entrance: Entrance, client: TestClient) -> None:
+    for token in (entrance.tokens[Role.ADMIN], API_TOKEN):
+        cookie = session_of(log_in(client, token))
+        copied = {"Cookie": f"{cookie.key}={cookie.value}"}
+        with entrance.client(headers=copied) as thief, entrance.client() as same_user:
+            log_in(same_user, token)
+            assert thief.get("/").status_code == 200
+            csrf = csrf_in(client.get("/").text)
+            assert client.post("/logout", data={"csrf": csrf}, headers={"origin": BASE}).status_code == 303
+            assert thief.get("/").status_code == 303
+            assert thief.get("/api/v1").status_code == 401
+            read_again(entrance)
+            assert thief.get("/api/v1").status_code == 401
+            assert same_user.get("/").status_code == 200, "another session of the same token goes on"
+
+
 def test_a_wrong_token_is_told_of_and_not_repeated(client: TestClient) -> None:
     for token in ("", "canary", API_TOKEN + "x", "hf_aaaaaaaa_" + "A" * 43):
         answer = log_in(client, token)

@@ -17,6 +17,7 @@ from holdfast.access.rules import (
     ROLES,
     SECRET_BYTES,
     KeyRing,
+    Session,
     TokenRecord,
     check_token,
     digest_of,
@@ -35,10 +36,13 @@ from holdfast.model.records import Entry, entry_reader
 from holdfast.runtime.engine import Engine
 
 TOKEN, KEYS = "access.token", "access.keys"
+ENDED = "access.ended"  # entries of sessions that their users have ended
 CLOSED = "access.closed"  # an entry that is there once a token was made, and when its tokens are gone, too
 FRESH_SECONDS = 5.0
 _NEW_SECONDS = 1.0
 MOST_TOKENS = 1_000
+_MOST_SESSIONS = 1_000  # that a process remembers; another one is looked up
+_SPARE_SECONDS = 60.0  # how long an ended session is kept behind its end
 _LISTED_AFTER_SECONDS = 30 * 86_400.0  # how long an expired token is listed
 _USED_SECONDS = 3_600.0
 _TRIES = 5
@@ -54,6 +58,7 @@ class KnownAccess(NamedTuple):
     ring: KeyRing
     stale_at: float
     is_closed: bool = False  # a token was made: nothing is open to all programs of this machine
+    sessions: Mapping[str, bool] = {}  # that are in use here: whether their users have ended them
 
 
 class AccessTokens:
@@ -153,8 +158,10 @@ class AccessTokens:
             found = await self._read()
             _, ring = await self._ring()
             is_closed = bool(await self._store.entries(self._app, CLOSED) or self._good(each for _, each in found))
+            ended = await self._ended(list(self.known.sessions)) if self.known.sessions else ()
             tokens = {record.id: record for _, record in found}
-            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS, is_closed)
+            sessions = {id: is_ended or id in ended for id, is_ended in self.known.sessions.items()}
+            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS, is_closed, sessions)
 
     def valid(self, token: str) -> TokenRecord | None:
         """Return the token that a request carries; None if it is unknown or has expired."""
@@ -169,6 +176,26 @@ class AccessTokens:
         if record is None or not is_secret_of(proof, record.proof_digest):
             return None
         return record if self._store.now() < record.expires_at else None
+
+    async def is_ended(self, id: str) -> bool:
+        """Return whether the user of a session has ended it. It is read now, and from then on with the tokens."""
+        if id not in self.known.sessions:
+            self._note_session(id, id in await self._ended([id]))
+        return self.known.sessions[id]
+
+    async def end_session(self, session: Session) -> None:
+        """End a session: here at once, in other processes when they read again. Raises `StoreError`."""
+        until = ahead(session.ends_at, _SPARE_SECONDS)
+        await self._store.put_entry(Entry(app=self._app, kind=ENDED, name=session.id, body=b"{}", keep_until=until))
+        self._note_session(session.id, True)
+
+    def _note_session(self, id: str, is_ended: bool) -> None:
+        is_ended = is_ended or self.known.sessions.get(id, False)
+        there = list(self.known.sessions.items())[-_MOST_SESSIONS + 1 :]
+        self.known = self.known._replace(sessions={**dict(there), id: is_ended})
+
+    async def _ended(self, ids: Sequence[str]) -> set[str]:
+        return {entry.name for entry in await self._store.entries(self._app, ENDED, ids)}
 
     def is_use_due(self, record: TokenRecord) -> bool:
         """Return whether the use of a token is to be noted: once an hour."""

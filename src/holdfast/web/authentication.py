@@ -17,6 +17,7 @@ from starlette.requests import Request
 from holdfast.access.rules import (
     ROLES,
     SETTING,
+    Session,
     TrustedProxy,
     csrf_text,
     digest_of,
@@ -157,7 +158,8 @@ class Authentication:
             raise _forbidden(f"the proxy names a role that is none; roles: {', '.join(ROLES)}")
         return Principal(name, Role[role.upper()], "proxy", self.source(request))
 
-    async def _by_session(self, request: Request) -> Principal | None:
+    async def session(self, request: Request) -> Session | None:
+        """Return the session of the cookie, if it has not ended; its token may be gone."""
         cookie = request.cookies.get(self.cookie, "")
         if not cookie:
             return None
@@ -166,12 +168,21 @@ class Authentication:
         session = session_in(cookie, tokens.known.ring, engine.app, engine.store.now())
         if session is None:
             return None
+        is_ended = tokens.known.sessions.get(session.id)
+        if is_ended is None:
+            is_ended = await self._runtime.arun(tokens.is_ended(session.id))
+        return None if is_ended else session
+
+    async def _by_session(self, request: Request) -> Principal | None:
+        session = await self.session(request)
+        if session is None:
+            return None
         if session.token == SETTING:
             token = self._runtime.settings.api_token
             if not token or not is_secret_of(session.proof, digest_of(proof_of(token))):
                 return None
             return Principal(_API_TOKEN, Role.ADMIN, "login", self.source(request))
-        record = tokens.of_session(session.token, session.proof)
+        record = (await self.tokens()).of_session(session.token, session.proof)
         if record is None:
             return None
         return Principal(record.name, Role[record.role.upper()], "login", self.source(request))
