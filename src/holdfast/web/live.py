@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed
-from holdfast.web.problems import Problem, internal_error, problem_of, wrong
+from holdfast.web.problems import Problem, internal_error, problem_of, too_many, wrong
 from holdfast.web.reading.topics import INVOCATION, TOPICS, TopicReading, is_topic
 from holdfast.web.sse import Batches, ServerEvent
 
@@ -29,8 +29,8 @@ LOOK_SECONDS = 1.0
 LOST_SECONDS = 10.0  # without an answer, the store counts as away
 LIFE_SECONDS = 900.0
 MOST_TOPICS = 200  # in use, or remembered
+MOST_OF_ONE = 60  # in use by one principal, so that it does not fill the feed for all
 MOST_ASKED = 20  # by one client
-MOST_LISTENERS = 1000
 _FETCHES_PER_SECOND = 20.0  # a client that is told fetches its page: of many clients, each is told more seldom
 
 Look = Callable[[Collection[str]], Awaitable[Mapping[str, Any]]]
@@ -98,8 +98,10 @@ class LiveFeed:
 
     # --- listeners
 
-    def asked(self, text: str) -> list[str]:
-        """Return the topics of a request. Raises `Problem`: for a wrong one, and for more than this process serves."""
+    def asked(self, text: str, others: Collection[str] = ()) -> list[str]:
+        """Return the topics of a request. Raises `Problem`: for a wrong one, and for more than this process serves.
+        `others` are those that its principal has in use.
+        """
         topics = list(dict.fromkeys(text.replace(",", " ").split()))
         for topic in topics:
             if not is_topic(topic):
@@ -107,10 +109,10 @@ class LiveFeed:
                 raise wrong("query.topics", f"{topic[:80]!r} is no topic; there are: {known}")
         if not 0 < len(topics) <= MOST_ASKED:
             raise wrong("query.topics", f"topics={text[:80]!r}: give 1 to {MOST_ASKED} topics, with spaces between")
-        if len(self._listeners) >= MOST_LISTENERS:
-            raise _too_many(f"{MOST_LISTENERS:,} clients follow the live feed of this process")
+        if len({*others, *topics}) > MOST_OF_ONE:
+            raise too_many(f"{MOST_OF_ONE} topics of the live feed of this process are in use by you")
         if len(self._in_use.union(topics)) > MOST_TOPICS:
-            raise _too_many(f"{MOST_TOPICS} topics of the live feed of this process are in use")
+            raise too_many(f"{MOST_TOPICS} topics of the live feed of this process are in use")
         return topics
 
     async def follow(self, topics: Sequence[str], last_event_id: str | None = None) -> Batches:
@@ -216,7 +218,3 @@ def _away(error: Exception) -> Problem:
     if isinstance(error, TimeoutError):
         return Problem(503, "StoreUnavailable", f"the store has not answered for {LOST_SECONDS:g} s")
     return internal_error()
-
-
-def _too_many(what: str) -> Problem:
-    return Problem(429, "TooManyRequests", f"{what}: try again later", headers={"retry-after": "10"})

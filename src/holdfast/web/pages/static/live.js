@@ -14,6 +14,7 @@ let pointer = null;
 let source = null;
 let forced = false;
 let typed = 0;
+const AGAIN = 10000; // after a refusal
 const TYPING = 5000; // how long the keyboard counts as in use
 
 export function live() {
@@ -34,7 +35,12 @@ function start(topics) {
   source.addEventListener("changed", () => { wanted = true; update(); });
   source.addEventListener("problem", () => say("the store does not answer"));
   source.onopen = () => say("live");
-  source.onerror = () => say("reconnecting");
+  source.onerror = () => {
+    say("reconnecting");
+    if (source?.readyState !== EventSource.CLOSED) return; // the browser does it; but not after an answer such as 429
+    source = null;
+    setTimeout(() => { if (!document.hidden) start(topics); }, AGAIN);
+  };
   if (last) { wanted = true; update(); } // what happened while the tab was hidden
   last = last || Date.now();
 }
