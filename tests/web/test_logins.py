@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from tests.web.entrance import API_TOKEN, BASE, Entrance, csrf_in, log_in
+from tests.web.entrance import API_TOKEN, BASE, PROXY, Entrance, csrf_in, log_in
 
 from holdfast import App
 from holdfast.access.audit import AuditFilter, AuditLog
@@ -220,6 +220,36 @@ def test_where_the_store_is_read_only_tokens_are_good_and_logins_are_not(
     assert (answer.status_code, answer.json()["title"]) == (403, "StoreReadOnly")
     with entrance.client("10.0.0.7", headers={"X-User": "ann"}) as behind_proxy:
         assert behind_proxy.get("/").status_code == 200
+
+
+def test_guesses_of_tokens_are_bounded_for_each_source(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(entrance.app.runtime.clock, "monotonic", lambda: now)
+    web = WebApp(entrance.app)
+
+    def asked(token: str, source: str = "192.0.2.1", proxy: bool = False, **headers: str) -> Any:
+        named = {"X-Forwarded-For": source} if proxy else {}
+        client = TestClient(web, base_url=BASE, client=(PROXY if proxy else source, 1))
+        return client.get("/api/v1", headers={"Authorization": f"Bearer {token}"} | named | headers)
+
+    assert asked(API_TOKEN, "192.0.2.2").status_code == 200
+    for source in ("192.0.2.1", "192.0.2.2"):
+        assert [asked(f"guess {number}", source).status_code for number in range(3)] == [401] * 3
+        statuses = [asked(f"guess-{number}", source).status_code for number in range(32)]
+        assert statuses == [401] * 30 + [429] * 2
+        refused = asked("hf_aaaaaaaa_" + "A" * 43, source)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert asked(entrance.tokens[Role.VIEWER], source).status_code == 200, "a token of the store is no guess"
+    assert asked(API_TOKEN).status_code == 429, "a right guess is not told from a wrong one"
+    assert asked(API_TOKEN, "192.0.2.2").status_code == 200, "it was right from there before"
+    assert asked("guess", "192.0.2.3").status_code == 401
+    assert asked("guess", "192.0.2.1", proxy=True).status_code == 429, "the source is the address behind the proxy"
+    assert asked("guess", "192.0.2.4", proxy=True).status_code == 401
+    for _ in range(40):  # a proxy may send a token of its own, with its user
+        assert asked("of the proxy".replace(" ", "-"), "192.0.2.5", True, **{"X-User": "ann"}).status_code == 200
+    assert asked(API_TOKEN, "192.0.2.5", proxy=True).status_code == 200
+    now += 2.0
+    assert asked(API_TOKEN).status_code == 200
 
 
 # --- on a loopback address

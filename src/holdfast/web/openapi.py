@@ -152,13 +152,11 @@ def _schema(parameter: Parameter) -> Document:
 
 
 def _responses(route: ApiRoute) -> dict[str, Any]:
-    expected = {"400", "401", "403", "500", "503"}
+    expected = {"400", "401", "403", "429", "500", "503"}
     if _PART.search(route.path):
         expected.add("404")
     if route.method != "GET":
-        expected |= {"404", "409", "413", "415", "422", "429"}
-    if route.is_stream:
-        expected.add("429")
+        expected |= {"404", "409", "413", "415", "422"}
     said: Mapping[str, Any] = {status: {"$ref": f"#/components/responses/Problem{status}"} for status in expected}
     return {"200": _success(route)} | {status: said[status] for status in sorted(said)}
 
