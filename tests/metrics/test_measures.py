@@ -209,6 +209,32 @@ def test_a_queue_that_is_empty_again_is_zero() -> None:
         assert depths()[waiting] == 0.0
 
 
+def test_a_defect_while_asking_says_so_once_and_leaves_no_old_gauges(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with measured() as app:
+        exposition, now = Exposition(None), [0.0]
+        engine = app.runtime.ready()
+        monkeypatch.setattr(engine.clock, "monotonic", lambda: now[0])
+
+        def gauges() -> dict[str, float]:
+            now[0] += 100
+            return {
+                metric.name: sum(of.values()) for metric, of in app.runtime.run(exposition.gather(engine))[1].items()
+            }
+
+        assert gauges()["holdfast_store_up"] == 1.0
+
+        async def broken(*args: object) -> object:
+            raise ZeroDivisionError("a defect")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.store, "roster", broken)
+            assert [gauges() for _ in range(3)] == [{"holdfast_store_up": 0.0}] * 3
+        assert [each.getMessage() for each in caplog.records] == ["could not ask the store for /metrics: a defect"]
+        assert gauges()["holdfast_store_up"] == 1.0
+
+
 def test_every_metric_says_what_it_is() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
