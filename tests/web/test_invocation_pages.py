@@ -250,6 +250,26 @@ def test_a_copied_test_is_valid_python(arguments: Any, task: str) -> None:
     ast.parse(as_pytest(document | {"result": None, "error": error}, None))
 
 
+def test_an_argument_that_is_no_name_is_passed_by_its_text() -> None:
+    """A keyword is an identifier for `str`, and no name of an argument; "µ" is read as another letter."""
+    names = ["class", "None", "match", "b", "not a name", "µ", "ﬁne", "__debug__", "", "é"]
+    for args in ([], [1]):
+        arguments = {"args": args, "kwargs": {name: number for number, name in enumerate(names)}}
+        document = {"task": "shop:charge", "id": "0" * 26, "status": "failed", "arguments": arguments}
+        text = as_pytest(document | {"result": None, "error": None}, "shop.tasks")
+        (called,) = [
+            each
+            for each in ast.walk(ast.parse(text))
+            if isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "submit"
+        ]
+        given: dict[str, Any] = {}
+        for each in called.keywords:
+            given |= ast.literal_eval(each.value) if each.arg is None else {each.arg: ast.literal_eval(each.value)}
+        assert given == arguments["kwargs"]
+        compile(text, "test", "exec")
+        assert {each.arg for each in called.keywords} == {None, "b", "match", "é"}
+
+
 def test_a_copied_test_runs(shop: WebShop, get: Any) -> None:
     text = as_pytest(get(f"/invocations/{shop.sum.id}"), None)
     assert "task.submit(1, b=2)" in text
