@@ -90,10 +90,16 @@ class ApiRoute(NamedTuple):
 
 
 def action(
-    path: str, endpoint: Endpoint, summary: str, name: str, body: type[Act] = Act, role: Role = Role.OPERATOR
+    path: str,
+    endpoint: Endpoint,
+    summary: str,
+    name: str,
+    body: type[Act] = Act,
+    role: Role = Role.OPERATOR,
+    twin: str = "",
 ) -> ApiRoute:
     """Return the route of an action; `name` is that of the audit record."""
-    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body)
+    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body, twin=twin)
 
 
 # --- finding the route
