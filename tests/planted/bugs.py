@@ -728,7 +728,7 @@ BUGS = (
     Bug(
         "suspects of another epoch",
         PAIR,
-        "runtime/worker.py",
+        "runtime/worker_duties.py",
         "left = [record for record in strange if (record.id, record.epoch) in self._suspects]",
         "left = [record for record in strange if record.id in {id for id, _ in self._suspects}]",
         ("fleet/test_recovery.py",),
