@@ -993,9 +993,9 @@ BUGS = (
     Bug(
         "wake of a retry that another owner waits for",
         RUNS,
-        "workflows/run.py",
-        "            past.retry_at = None\n\n    # --- waiting",
-        "            pass\n\n    # --- waiting",
+        "workflows/attempts.py",
+        "            past.retry_at = None\n\n    def _step_context",
+        "            pass\n\n    def _step_context",
         OWNERS,
         "a run that is woken goes on waiting for the next attempt of its step",
     ),
