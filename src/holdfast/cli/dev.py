@@ -78,7 +78,7 @@ def dev(
         try:
             if pages.is_ready(stop):
                 children.append(_Child("run", "--reload", "--workers", str(workers), *_arguments(serve), *common))
-                _tell(out, f"http://{HOST}:{taken.getsockname()[1]}", is_opened=not no_open)
+                _show_address(out, f"http://{HOST}:{taken.getsockname()[1]}", is_opened=not no_open)
             failed = _watched(children, stop)
         finally:
             for child in reversed(children):
@@ -88,7 +88,7 @@ def dev(
     out.line("stopped")
 
 
-def _tell(out: Output, address: str, *, is_opened: bool) -> None:
+def _show_address(out: Output, address: str, *, is_opened: bool) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
     out.line(f"open {address} (Ctrl-C stops all)")
     sys.stdout.flush()

@@ -41,10 +41,10 @@ def monitor(
     with opened(out, Needs.STORE, app=app, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
         refuse_open_address(host, chosen.runtime)
-        serve(chosen, host, port, started=lambda address: _tell(out, address))
+        serve(chosen, host, port, started=lambda address: _show_address(out, address))
 
 
-def _tell(out: Output, address: str) -> None:
+def _show_address(out: Output, address: str) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
     out.line(f"open {address} (Ctrl-C stops it)")
     out.line(f"the HTTP API is at {address}/api/v1")

@@ -67,10 +67,10 @@ def serve(
         if at.child:
             _stop_with_parent(server.stop)
         with heard_signals(lambda again: server.stop(hurry=again)):
-            server.serve(lambda address: _tell(out, address, at.child))
+            server.serve(lambda address: _show_address(out, address, at.child))
 
 
-def _tell(out: Output, address: str, child: bool) -> None:
+def _show_address(out: Output, address: str, child: bool) -> None:
     if child or out.json:
         print(msgspec.json.encode({"url": address}).decode(), flush=True)
     else:
