@@ -11,8 +11,8 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from tests.fuzz.client import Answer, Sent, answered
-from tests.support.patience import patient
-from tests.web.shop import HOSTILE, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import HOSTILE, WebShop
 
 from holdfast import every, group, on_event
 from holdfast.access.tokens import AccessTokens

@@ -8,13 +8,12 @@ import dataclasses
 import queue
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Invocation, context, hook, sleep, stream
 from holdfast.errors import InvocationError
@@ -139,15 +138,6 @@ class WebShop:
     ) -> None:
         self.runner.end()
         self.app.close()
-
-
-def eventually(holds: Callable[[], Any], seconds: float = patient(30.0)) -> Any:
-    """Wait until it holds, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.01)
-    return found
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import typer
 from starlette.testclient import TestClient
-from tests.web.shop import TOKEN, WebShop, eventually
+from tests.support.patience import eventually
+from tests.web.shop import TOKEN, WebShop
 
 from holdfast import group
 from holdfast.cli import program

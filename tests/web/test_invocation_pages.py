@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 from starlette.testclient import TestClient
 from tests.docs.test_reference import command_line
-from tests.web.shop import HOSTILE, Approval, WebShop, eventually
+from tests.support.patience import eventually
+from tests.web.shop import HOSTILE, Approval, WebShop
 
 from holdfast import App
 from holdfast.model.records import HistoryEntry, first_history

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import HOSTILE, TOKEN, WebShop
 
 from holdfast import every, on_event
 from holdfast.web import web_app

@@ -15,7 +15,7 @@ Advance = Callable[[int], object]
 
 @contextmanager
 def walking(out: Output, app: App | None, what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show how many records were looked at: those that the app's engine reports, and those that the caller does."""
+    """Show how many records were read: the app's engine and the caller report them."""
     if out.json or not sys.stderr.isatty():
         yield int
         return
