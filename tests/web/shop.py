@@ -15,7 +15,7 @@ from typing import Any, Self
 import uvicorn
 from tests.support.patience import eventually, patient
 
-from holdfast import App, Invocation, context, hook, sleep, stream
+from holdfast import App, Invocation, context, every, hook, on_event, sleep, stream
 from holdfast.errors import InvocationError
 from holdfast.retries import Fixed
 from holdfast.webhooks import Response, WebhookRequest, github_signature, stripe_signature
@@ -138,6 +138,24 @@ class WebShop:
     ) -> None:
         self.runner.end()
         self.app.close()
+
+
+class BusyShop(WebShop):
+    """A shop with a limit, a rate, a schedule and a trigger."""
+
+    def __init__(self, url: str = "memory://", **settings: Any) -> None:
+        super().__init__(url, **settings)
+        app = self.app
+
+        @app.task(name="pack", limit=2, triggers=[every("1h"), on_event("order.created")])
+        def pack(order: Any = None) -> str:
+            return "packed"
+
+        @app.task(name="fetch", rate="100/m", rate_by="place")
+        def fetch(place: str) -> str:
+            return place
+
+        self.pack, self.fetch = pack, fetch
 
 
 @contextlib.contextmanager
