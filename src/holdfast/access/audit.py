@@ -186,5 +186,5 @@ class AuditLog:
 
 
 def kept_text(text: str) -> str:
-    """Return a text as it is kept: short, and without characters that a store cannot hold."""
+    """Return a text as it is kept: one that every store can hold, and not too long."""
     return brief(text.encode("utf-8", "backslashreplace").decode(), _LONGEST)

@@ -124,7 +124,7 @@ class CipherKeys:
         return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])
 
     def name_payload(self, data: bytes) -> str:
-        """Return the name under which a payload is stored: it reveals nothing without the key."""
+        """Return the name under which a payload is stored: it tells nothing without the key."""
         return hmac.digest(self._name_key, hashlib.sha256(data).digest(), "sha256").hex()
 
     def seal(self, data: bytes, place: Place) -> bytes:
