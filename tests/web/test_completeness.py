@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 from starlette.testclient import TestClient
-from tests.web.shop import TOKEN, WebShop, eventually
+from tests.support.patience import eventually
+from tests.web.shop import TOKEN, WebShop
 
 from holdfast import group
 from holdfast.cli import program
@@ -145,16 +145,6 @@ def test_what_a_route_changes_is_recorded_as_by_its_command() -> None:
 
 
 # --- routes that only programs use
-
-
-@pytest.fixture
-def act(client: TestClient) -> Any:
-    def done(path: str, expected: int = 200, **body: Any) -> Any:
-        answer = client.post(f"/api/v1{path}", json=body)
-        assert answer.status_code == expected, answer.text
-        return answer.json()
-
-    return done
 
 
 def test_a_group_is_shown_and_cancelled(shop: WebShop, get: Any, act: Any, client: TestClient) -> None:

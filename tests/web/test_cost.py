@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.support.looks import looks_of
-from tests.support.patience import patient
-from tests.web.shop import TOKEN, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import TOKEN, WebShop
 
 from holdfast import App
 from holdfast.access.audit import Action, AuditLog

@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 from starlette.testclient import TestClient
 from tests.docs.test_reference import command_line
-from tests.web.shop import HOSTILE, Approval, WebShop, eventually
+from tests.support.patience import eventually
+from tests.web.shop import HOSTILE, Approval, WebShop
 
 from holdfast import App
 from holdfast.model.records import HistoryEntry, first_history
@@ -224,9 +225,9 @@ def test_the_machine_has_every_status_and_the_path_is_lit() -> None:
         for number, status in enumerate((Status.REGISTERED, Status.PENDING, Status.RUNNING, Status.SUCCESS), 1)
     ]
     machine = machine_of(history)
-    assert {node.status for node in machine.nodes} == set(TABLE)
-    assert {node.status for node in machine.nodes if node.visits} == {each.status for each in history}
-    assert [node.status for node in machine.nodes if node.is_current] == [Status.SUCCESS]
+    assert {node.status for node in machine.drawing.nodes} == set(TABLE)
+    assert set(machine.visits) == {each.status for each in history}
+    assert machine.current is Status.SUCCESS
     assert sum(arrow.is_taken for arrow in machine.arrows) == 3
 
 

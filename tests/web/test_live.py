@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import TOKEN, Following, WebShop, eventually, served
+from tests.support.patience import eventually, patient
+from tests.web.shop import TOKEN, Following, WebShop, served
 
 from holdfast import App
 from holdfast.access.tokens import AccessTokens

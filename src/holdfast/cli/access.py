@@ -47,7 +47,7 @@ def tokens(out: Output, app: App) -> None:
 def create(
     out: Output,
     app: App,
-    token_name: Annotated[str, Argument(metavar="NAME", help="Who has it: ci, or ann. It is in the audit record.")],
+    token_name: Annotated[str, Argument(metavar="NAME", help="Its user: ci, or ann. It is in the audit record.")],
     role: Annotated[str, Option(help="viewer: reads; operator: pauses, cancels, reruns; admin: all.")] = "viewer",
     expires: Annotated[str, Option(metavar="DURATION", help="How long it is good, up to 3650d.")] = "90d",
 ) -> None:

@@ -122,7 +122,7 @@ async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[Ren
 
 
 def _said_of(error: Exception) -> str:
-    """Return what the record says of an error. The text of one that is not ours may hold anything."""
+    """Return what the record says of an error. The text of another library's exception may hold anything."""
     if isinstance(error, Problem):
         return f"{error.title}: {error.detail}"
     name = type(error).__name__

@@ -95,7 +95,7 @@ def path_of(route: ApiRoute) -> str:
 
 
 def body_of(route: ApiRoute) -> type[msgspec.Struct] | None:
-    """Return the type of a route's body: the one that is read for it, or that its endpoint reads itself."""
+    """Return the type of a route's body, whether the web app reads the body or the endpoint does."""
     return route.body or route.reads
 
 

@@ -1,8 +1,8 @@
 """The small server of a runner: `/health/live`, `/health/ready`, `/metrics`; and `/health`, which says why not to
 programs of this machine and to clients with the token of the metrics.
 
-It needs no library but that of `/metrics`. It answers in threads of its own, so that it can tell that the engine's loop
-hangs, and while a runner still waits for its store.
+It needs no library but that of `/metrics`. It answers in threads of its own: also when the engine's loop hangs, and
+while a runner still waits for its store.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _refuse_open(settings: Settings, host: str) -> None:
     refuse_without_library()
     if not settings.metrics_token and not is_loopback(host):
         raise ConfigurationError(
-            f"{host} can be reached by others, and the setting metrics_token is empty, so anybody could read the "
-            "metrics. Set HOLDFAST_METRICS_TOKEN to 16 characters or more, such as the output of "
+            f"{host} can be reached by others, and the setting metrics_token is empty, so every client could "
+            "read the metrics. Set HOLDFAST_METRICS_TOKEN to 16 characters or more, such as the output of "
             "'openssl rand -hex 32'; or stay on 127.0.0.1."
         )

@@ -336,7 +336,7 @@ async def _services(engine: Engine, now: float) -> list[Symptom]:
     store, app, late = engine.store, engine.app, now - LATE_SECONDS
     found: list[tuple[str, float]] = []
     for ended in await store.find(app, Filter(), 1, order=Order.OUTBOX):
-        found.append((f"the end of {ended.id} has not been told to its triggers", ended.changed_at))
+        found.append((f"the end of {ended.id} has not been delivered to its triggers", ended.changed_at))
     for waiting in await store.find(app, Filter(), 1, order=Order.START_BY):
         found.append((f"{waiting.id} has expired, and has not been ended", waiting.start_by or now))
     for run in await store.find(app, Filter(), 1, order=Order.WAKE_AT):

@@ -126,8 +126,8 @@ async def rerun_ended(asked: Asked) -> Render:
     where = await _selected(asked)
     done = await Archive(asked.runtime).arerun(body.ids, request=body.request, new_key=body.new_key, **where)
     made, refused = [each.id for each in done.invocations], dict(done.refused)
-    told = f"{counted(len(made), 'invocation')} submitted"
-    return lambda: touched(told, len(made), made, request=done.request, refused=refused)
+    summary = f"{counted(len(made), 'invocation')} submitted"
+    return lambda: touched(summary, len(made), made, request=done.request, refused=refused)
 
 
 async def purge_ended(asked: Asked) -> Render:
@@ -149,8 +149,8 @@ async def retain_ended(asked: Asked) -> Render:
     done = await Archive(asked.runtime).aretain(body.retention, body.ids, **await _selected(asked))
     count, refused = len(done.originals), dict(done.refused)
     soon = f"; {done.over} of them are then removed soon" if done.over else ""
-    told = f"{counted(count, 'invocation')} kept for another time{soon}"
-    return lambda: touched(told, count, done.originals, refused=refused)
+    summary = f"{counted(count, 'invocation')} kept for another time{soon}"
+    return lambda: touched(summary, count, done.originals, refused=refused)
 
 
 PARAMETERS = {

@@ -1,8 +1,8 @@
 // Live updates: the server names topics that have changed; the page fetches itself and replaces its regions.
 //
-// A region is an element with an id and `data-live`. One that holds what the pointer is over, a field with the focus, or
-// what the keyboard was used on in the last seconds, waits; so does one before it, which would move it. What the user has
-// just done is shown at once. Nothing is fetched while the tab is hidden.
+// A region is an element with an id and `data-live`. A region waits while the pointer is over a control in it, a
+// field in it has the focus, or the keyboard was used in it in the last seconds. The regions before it wait too: they
+// would move it. What the user has just done is shown at once. Nothing is fetched while the tab is hidden.
 const PAUSE = 1000; // at least, between two updates
 const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
 
