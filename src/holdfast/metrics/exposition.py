@@ -30,6 +30,7 @@ from holdfast.metrics.rules import (
 )
 from holdfast.model.queues import QueueDepth
 from holdfast.runtime.engine import Engine
+from holdfast.telemetry.events import DutyFailed
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATIENCE_SECONDS = 3.0  # for the store
@@ -96,6 +97,9 @@ class Exposition:
             self._known = await self._asked(engine)
         except StoreError:
             self._known = {UP: {(): 0.0}}
+        except Exception as error:
+            self._known = {UP: {(): 0.0}}
+            engine.telemetry.emit(DutyFailed("engine", "ask the store for /metrics", error))
         finally:
             answered = engine.clock.monotonic()
             self._next_question = next_question_at(began, answered) if self._known[UP][()] else answered + FRESH_SECONDS
@@ -134,6 +138,8 @@ class Exposition:
             self._exact = {depth.name: depth for depth in await engine.store.queue_depths(engine.app, at)}
         except StoreError:
             pass  # the next question tells that
+        except Exception as error:
+            engine.telemetry.emit(DutyFailed("engine", "count the queues for /metrics", error))
         finally:
             self._next_count = next_question_at(began, engine.clock.monotonic())
             self._counting = None
