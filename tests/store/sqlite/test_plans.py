@@ -156,6 +156,15 @@ def test_apps_are_found_from_one_to_the_next(connection: sqlite3.Connection) -> 
         assert all(line.startswith("SEARCH") for line in searches), plan
 
 
+def test_each_status_is_counted_in_its_part_of_the_index(connection: sqlite3.Connection) -> None:
+    plan = plan_of(connection, queries.counts(Status))
+    looks = [line for line in plan if "holdfast_invocations" in line]
+    assert looks == ["SEARCH holdfast_invocations USING COVERING INDEX holdfast_status (app=? AND status=?)"] * len(
+        Status
+    )
+    assert not [line for line in plan if "TEMP B-TREE" in line]
+
+
 def test_what_repeats_another_is_found_by_it(connection: sqlite3.Connection) -> None:
     wanted = Listing("shop", Filter(rerun_of="a", before_id="z"), Order.NEWEST, 5)
     plan = plan_of(connection, listing.listing(wanted, None)[0])
