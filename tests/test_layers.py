@@ -96,7 +96,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
 # With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, statistics, rates, and
 # what stands around a call.
-COUNTED_CODE_LINES = 60_000
+COUNTED_CODE_LINES = 61_500
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.
