@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import hashlib
@@ -15,8 +16,9 @@ from msgspec.structs import replace
 from tests.encryption.conftest import Dump, key
 from tests.support.patience import patient
 
-from holdfast import App, chain, context, hook, on_event, stream
+from holdfast import App, chain, context, group, hook, on_event, stream
 from holdfast.errors import EncryptionKeyMissing, NotDecodable, ValueEncrypted
+from holdfast.groups.service import Groups
 from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
@@ -199,3 +201,25 @@ def test_the_same_large_value_is_stored_once_under_a_name_that_says_nothing(url:
         encoded = app.runtime.codec.encode(LARGE)
         assert first[0] not in (hashlib.sha256(encoded).hexdigest(), hashlib.sha256(LARGE.encode()).hexdigest())
         assert first[0].encode() in dump(app)
+
+
+def test_a_process_without_the_key_of_a_result_leaves_the_callback_of_its_group_to_others(url: str) -> None:
+    if url == "memory://":
+        pytest.skip("it ends with its app")
+    with App(url, name="shop", encryption_keys=key("k1"), **FAST) as app:
+        follow = declare(app)["follow"]
+        done = group(follow.s(f"{CANARY} {number}") for number in range(2)).then(follow).submit()
+    with App(url, name="shop", encryption_keys=f"{key('k2')},{key('k1')}", **FAST) as app:
+        declare(app)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Groups, "check", lambda *_: asyncio.sleep(0))
+            with app.runner():
+                values = app.group(done.id).results(timeout=patient(30))
+    for keys in (None, key("k1")):
+        with App(url, name="shop", encryption_keys=keys, **FAST) as app, pytest.raises(ValueEncrypted):
+            app.runtime.run(app.runtime.ready().part(Groups).check(done.id))
+    with App(url, name="shop", encryption_keys=f"{key('k2')},{key('k1')}", **FAST) as app:
+        declare(app)
+        app.runtime.run(app.runtime.ready().part(Groups).check(done.id))
+        with app.runner():
+            assert app.invocation(done.callback.id).result(timeout=patient(30)) == values
