@@ -15,6 +15,7 @@ from tests.support.patience import patient
 
 from holdfast import App, InvocationCancelled, ResultTimeout, UsageError, chain, group
 from holdfast.errors import CallNotMade, InvocationNotFound, KeyTaken, StoreError
+from holdfast.groups.calling import Caller
 from holdfast.groups.calls import GroupSubmit
 from holdfast.groups.records import KIND, GroupRecord, from_entry
 from holdfast.groups.rules import done_id
@@ -152,6 +153,32 @@ def test_a_cancelled_link_ends_its_chain_as_cancelled(here: App) -> None:
     with pytest.raises(InvocationCancelled, match="not wanted"):
         run.result()
     assert [link.status for link in run.links] == ["success", "cancelled", "cancelled"]
+
+
+def test_on_error_is_called_for_a_chain_that_is_cancelled_between_two_links(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has ended, and the second is not stored yet: no link is there that could be cancelled."""
+    shop, follow, gate = Shop(app), Caller.follow, threading.Event()
+
+    async def late(self: Caller, ended: Any) -> Any:
+        await asyncio.to_thread(gate.wait, PATIENCE)
+        return await follow(self, ended)
+
+    monkeypatch.setattr(Caller, "follow", late)
+    with app.runner():
+        run: Any = chain(shop.add.s(1), shop.add, shop.add).on_error(shop.tell).submit()
+        assert run.links[0].result(PATIENCE) == 1
+        run.cancel("not wanted")
+        gate.set()
+        with pytest.raises(InvocationCancelled, match="not wanted"):
+            run.result(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not shop.said and time.monotonic() < deadline:
+            time.sleep(0.02)
+    (told,) = shop.said
+    assert (told["invocation"], told["status"]) == (run.links[1].id, "cancelled")
+    assert len(calls(app, shop.add)) == 3
 
 
 def test_a_link_that_was_cancelled_alone_ends_the_chain(here: App) -> None:
