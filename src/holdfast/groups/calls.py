@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, Never, NoReturn, Protocol, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -330,7 +330,7 @@ class GroupSubmit:
 
 def group(
     calls: Iterable[TaskCall[R]],
-    *,
+    *more: Never,
     common_args: Mapping[str, object] | None = None,
     on_failure: Literal["continue", "cancel"] = "continue",
 ) -> Group[R]:
@@ -339,6 +339,8 @@ def group(
     `common_args` are keyword arguments of all of them, which are stored once. When a member fails, the others go on, or
     are cancelled (``on_failure="cancel"``). `then` and `on_error` say what follows when all have ended.
     """
+    if more or not isinstance(calls, Iterable):
+        raise UsageError("group() takes a list: write group([a.s(1), b.s(2)])")
     found = list(calls)
     for call in found:
         if not isinstance(call, TaskCall):
