@@ -165,6 +165,34 @@ def test_a_cancelled_or_late_task_ends_its_program(app: App, tmp_path: Path, how
         until(lambda: not is_alive(pid), "the program ends")
 
 
+def test_a_program_whose_task_is_cancelled_twice_is_gone_before_its_loop() -> None:
+    script = "trap '' TERM; echo ready; while true; do sleep 0.05; done"
+    programs = Programs({"hang": ["sh", "-c", script]}, None, None, 1000)
+    program = asyncio.Event()
+
+    async def main() -> None:
+        started = asyncio.get_running_loop().subprocess_exec
+        transports: list[asyncio.SubprocessTransport] = []
+
+        async def noted(*args: Any, **kwargs: Any) -> Any:
+            made = await started(*args, **kwargs)
+            transports.append(made[0])
+            program.set()
+            return made
+
+        asyncio.get_running_loop().subprocess_exec = noted  # type: ignore[method-assign]
+        running = asyncio.create_task(programs.run("hang", programs.words_of("hang")))
+        await program.wait()
+        for _ in range(2):
+            running.cancel()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await asyncio.wait({running})
+        assert transports[0].get_returncode() is not None
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels do not tell of a parent's death")
 def test_a_program_dies_with_its_worker(tmp_path: Path) -> None:
     script = (

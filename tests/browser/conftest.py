@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support import chromium
+from tests.support.patience import patient
 from tests.web.shop import served
 
 from holdfast import App
@@ -31,14 +36,33 @@ class Told(NamedTuple):
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """Seed a store once, and serve its pages. One runner is at work on a call that does not end."""
+    """Seed a store once, and serve its pages. One runner is at work on a call that does not end, in a process of its
+    own: it lasts as long as the tests of this process, whose output it would write into.
+    """
     chromium.browser()
-    module = load_story(f"sqlite:///{tmp_path_factory.mktemp('story')}/shop.db")
-    app: App = module.app
-    ids = elsewhere(module.seed, app)
-    with module.importing(app) as running, serving(app) as address:
-        yield Told(app, ids | {"running": running}, address)
-    app.close()
+    folder = tmp_path_factory.mktemp("story")
+    url, log = f"sqlite:///{folder}/shop.db", folder / "shop.log"
+    with log.open("w") as errors:
+        shop = subprocess.Popen(
+            [sys.executable, "-m", "tests.browser.story"],
+            cwd=HERE.parent.parent,
+            env={**os.environ, "HOLDFAST_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert shop.stdout is not None
+        line = shop.stdout.readline()
+        assert line, log.read_text()
+        ids = json.loads(line)
+        app: App = load_story(url).app
+        with serving(app) as address:
+            yield Told(app, ids, address)
+        app.close()
+    finally:
+        shop.send_signal(signal.SIGINT)
+        shop.communicate(timeout=patient(30))
 
 
 def load_story(url: str, name: str = "browser_story") -> Any:

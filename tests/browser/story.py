@@ -191,6 +191,6 @@ def importing(app: App) -> Iterator[str]:
 if __name__ == "__main__":
     told = seed(app)
     with importing(app) as id:
-        print(json.dumps(told | {"running": id}, indent=2), flush=True)
+        print(json.dumps(told | {"running": id}), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()

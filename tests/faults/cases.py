@@ -199,7 +199,8 @@ def pacing(session: Session, point: str) -> None:
     session.struck(point)
     session.verdict()
     moments = [event.at for event in session.events(What.EXEC_START)]
-    assert excess(moments, tasks.PACE, tasks.PACED_BURST) <= 0, f"{moments}"
+    # A start follows its claim, and on a busy machine by up to a quarter second. A start too many is a whole one.
+    assert excess(moments, tasks.PACE, tasks.PACED_BURST) <= 0.5, f"{moments}"
 
 
 # --- runners

@@ -23,7 +23,7 @@ from holdfast.executors.context import context
 
 KEEP_BYTES = 64 * 1024
 _TERM_SECONDS, _HASTE_SECONDS = 5.0, 0.5  # from SIGTERM to SIGKILL: if it was cancelled, or is past its time
-_REST_SECONDS = 1.0  # for what is in the pipes when the program has ended
+_REST_SECONDS = 1.0  # for what is in the pipes when the program has ended, and for its end after SIGKILL
 _MAX_KEPT_BYTES = 16 * 2**20
 
 # It asks the kernel for SIGKILL at the death of its parent, and becomes the program.
@@ -186,7 +186,8 @@ async def _end(pid: int, program: _Program) -> None:
                 await asyncio.wait_for(program.exited.wait(), _TERM_SECONDS if _is_cancelled() else _HASTE_SECONDS)
     finally:
         _signal(pid, signal.SIGKILL)
-    await program.exited.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(program.exited.wait(), _REST_SECONDS)
 
 
 def _is_cancelled() -> bool:

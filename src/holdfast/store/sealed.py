@@ -61,8 +61,10 @@ def guard(store: Any) -> None:
 
 def _late(store: Any, name: str) -> Callable[..., Any]:
     """Return a method that is looked up when it is called, unless it is that of this one store."""
-    if name in vars(store) or not hasattr(type(store), name):  # it is measured, or leads to another store
-        return cast(Callable[..., Any], getattr(store, name))
+    if name in vars(store):  # it is measured
+        return cast(Callable[..., Any], vars(store)[name])
+    if not hasattr(type(store), name):  # it leads to another store
+        return lambda *args, **kwargs: store.__getattr__(name)(*args, **kwargs)
     return lambda *args, **kwargs: getattr(type(store), name)(store, *args, **kwargs)
 
 
