@@ -57,13 +57,13 @@ class Handle:
     """A handle of what was submitted: says our word for what other libraries have on theirs."""
 
     __slots__ = ()
-    ours: ClassVar[Mapping[str, str]] = {}
+    _ours: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # else nothing would be known to be missing
 
         def __getattr__(self, word: str) -> Any:
             said = f"{type(self).__name__!r} object has no attribute {word!r}"
-            hint = f": write {self.ours[word]}" if word in self.ours else ""
+            hint = f": write {self._ours[word]}" if word in self._ours else ""
             raise AttributeError(f"{said}{hint}", name=word, obj=self)
 
 
@@ -71,7 +71,7 @@ class Invocation(Handle, Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
     __slots__ = ("_runtime", "id", "is_fresh")
-    ours: ClassVar[Mapping[str, str]] = {
+    _ours: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("get", "get_result", "wait", "join", "return_value"), "result(timeout=…)"),
         **dict.fromkeys(("state", "ready", "done", "is_done", "is_complete", "successful", "failed"), "status"),
         **dict.fromkeys(("revoke", "abort", "terminate"), "cancel()"),

@@ -60,8 +60,8 @@ def test_calls_that_belong_together_name_ours(made: Any) -> None:
 def test_handles_name_ours() -> None:
     one, some = add.submit(1), group([add.s(1)]).submit()
     for handle in (one, some, chain(add.s(1), add.s()).submit()):
-        assert handle.ours
-        for word, ours in handle.ours.items():
+        assert handle._ours
+        for word, ours in handle._ours.items():
             with pytest.raises(AttributeError, match=f"'{word}': write {re.escape(ours)}$"):
                 getattr(handle, word)
             assert hasattr(handle, re.match(r"\w+", ours)[0])  # type: ignore[index]

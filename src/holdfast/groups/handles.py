@@ -106,7 +106,7 @@ class ChainInvocation(ExpectedInvocation[R]):
 class InvocationGroup(Handle, Sequence[Invocation[R]]):
     """The invocations of one `group` or `map`, in the order of their arguments."""
 
-    ours: ClassVar[Mapping[str, str]] = {
+    _ours: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("result", "get", "get_results", "wait", "join"), "results(timeout=…)"),
         **dict.fromkeys(("status", "state", "ready", "done", "is_done", "completed_count", "failed"), "counts()"),
         **dict.fromkeys(("revoke", "abort"), "cancel()"),
