@@ -124,7 +124,7 @@ class App:
             self.runtime.telemetry.subscribe(measures)
         if settings_.tracing:
             encrypts = bool(settings_.encryption_keys or settings_.encryption_keys_file)
-            self.runtime.tracer = Tracer(tells_errors=not encrypts)
+            self.runtime.tracer = Tracer(shows_errors=not encrypts)
         self.runtime.listeners = Listeners(self.runtime.name, self.runtime.telemetry, self.runtime.tasks)
         self.runtime.looks, self.runtime.forks = WorldLooking(Looking()), Forking()
         self.runtime.streams = StreamReading()

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import App
-from holdfast.access.audit import AUDIT, DONE, FAILED, OUTCOME, Action, AuditFilter, AuditLog, AuditPage
+from holdfast.access.audit import AUDIT, DONE, FAILED, OUTCOME, Action, AuditFilter, AuditLog, AuditPage, twin_of
 from holdfast.errors import StoreUnavailable
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
 
 T = TypeVar("T")
 PAUSE = Action(
-    "ann", "token", "10.0.0.7", "queue.pause", "mail", "the printer is on fire", "holdfast queues pause mail"
+    "ann", "token", "10.0.0.7", "queue.pause", ["mail"], "the printer is on fire", "holdfast queues pause mail"
 )
 
 
@@ -53,7 +53,7 @@ def test_a_record_says_who_did_what_when_from_where_and_why(log: Log) -> None:
     assert found == begun
     assert (found.outcome, found.ended_at) == ("begun", None)
     assert before - 0.01 <= found.at <= log.engine.store.now() + 0.01
-    facts = (found.who, found.via, found.source, found.action, found.target, found.reason, found.twin)
+    facts = (found.who, found.via, found.source, found.action, [found.target], found.reason, found.twin)
     assert facts == tuple(PAUSE)
     log.run(log.log.end(begun, FAILED, "StoreFull: the disk is full"))
     (found,) = log.page().records
@@ -63,7 +63,7 @@ def test_a_record_says_who_did_what_when_from_where_and_why(log: Log) -> None:
 
 
 def test_pages_are_newest_first_and_neither_lose_nor_repeat_a_record(log: Log) -> None:
-    made = [log.done(PAUSE._replace(target=f"queue-{number}")) for number in range(25)]
+    made = [log.done(PAUSE._replace(targets=[f"queue-{number}"])) for number in range(25)]
     assert made == sorted(made)
     seen, before = list[str](), None
     while True:
@@ -79,7 +79,7 @@ def test_pages_are_newest_first_and_neither_lose_nor_repeat_a_record(log: Log) -
 def test_a_filter_finds_by_who_action_target_and_time(log: Log) -> None:
     first = log.done(PAUSE)
     second = log.done(PAUSE._replace(who="bob", name="queue.resume"))
-    third = log.done(PAUSE._replace(name="invocation.cancel", target="01jd3w4t6xkq8r9v2m5n7p0b1c"))
+    third = log.done(PAUSE._replace(name="invocation.cancel", targets=["01jd3w4t6xkq8r9v2m5n7p0b1c"]))
 
     def ids(**where: Any) -> list[str]:
         return [record.id for record in log.page(**where).records]
@@ -155,15 +155,67 @@ def test_an_outcome_that_cannot_be_stored_leaves_begun(log: Log, monkeypatch: py
 def test_any_text_is_kept_and_shown(target: str, reason: str) -> None:
     with App("memory://") as app:
         log = Log(app)
-        log.done(PAUSE._replace(target=target + "\ud800" * 600, reason=reason))
+        log.done(PAUSE._replace(targets=[target + "\ud800" * 600], reason=reason))
         (found,) = log.page().records
-        assert len(found.target) <= 500
+        assert len(found.target) <= 2_000
         assert [each.id for each in log.page(target=found.target).records] == [found.id]
 
 
 def test_passwords_of_urls_are_masked(log: Log) -> None:
     url = "mongodb://ann:canary@db.example/shop"
-    log.done(PAUSE._replace(target=url, reason=url, twin=f"holdfast world import {url}"))
+    log.done(PAUSE._replace(targets=[url], reason=url, twin=f"holdfast world import {url}"))
     (found,) = log.page().records
     assert "canary" not in repr(found)
     assert "mongodb://" in found.target
+
+
+def test_an_action_on_many_has_all_of_them_and_is_found_by_each(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.access.audit._AT_ONCE", 5)
+    monkeypatch.setattr("holdfast.access.audit._MOST_LOOKED", 1_000)
+    ids = [f"{number:026d}" for number in range(500)]
+    many = Action("ann", "token", "10.0.0.7", "archive.rerun", ids, twin=twin_of("holdfast rerun", ids))
+    one = PAUSE._replace(name="invocation.cancel", targets=[ids[300]])
+    made = []
+    for number in range(24):
+        made.append(log.done(one if number % 3 else many))
+        log.done(many._replace(targets=["another", "third"]))
+    (found,) = log.run(log.log.page(AuditFilter(action="rerun"), 1)).records[:1]
+    assert (found.target, found.targets) == ("2 invocations", ("another", "third"))
+    seen, before = list[str](), None
+    while True:
+        page = log.page(7, before, target=ids[300])
+        seen += [each.id for each in page.records]
+        for each in page.records:
+            assert each.targets == (() if each.action == "invocation.cancel" else tuple(ids))
+            assert each.target == (ids[300] if each.action == "invocation.cancel" else "500 invocations")
+            assert each.twin == PAUSE.twin or each.twin == "holdfast rerun (with 500 names)"
+        before = page.before
+        if before is None:
+            break
+    assert seen == made[::-1]
+    assert log.page(target="nothing").records == []
+
+
+def test_the_twin_of_several_is_whole_if_it_fits() -> None:
+    assert twin_of("holdfast cancel", ["a b", "c"]) == "holdfast cancel 'a b' c"
+    assert len(twin_of("holdfast cancel", ["x" * 30] * 60)) == 15 + 60 * 31
+    assert twin_of("holdfast cancel", ["x" * 30] * 70) == "holdfast cancel (with 70 names)"
+
+
+def test_paging_without_a_filter_goes_on_behind_corrupt_records(log: Log) -> None:
+    made = [log.run(log.log.begin(PAUSE)).id for _ in range(500)]
+    store = log.engine.store
+    for name in (made[470], made[455], made[200]):
+        (entry,) = log.run(store.entries("shop", AUDIT, [name]))
+        assert log.run(store.remove_entry(entry))
+        assert log.run(store.put_entry(Entry(app="shop", kind=AUDIT, name=name, body=b"{}")))
+        made.remove(name)
+    seen, before, pages = list[str](), None, 0
+    while True:
+        page, pages = log.page(50, before), pages + 1
+        assert len(page.records) <= 50
+        seen += [record.id for record in page.records]
+        before = page.before
+        if before is None:
+            break
+    assert (seen, pages) == (made[::-1], 10)

@@ -29,7 +29,7 @@ NOW = 1_800_000_000.0
 KEY, OLD, OTHER = (new_key(bytes([n]) * ID_BYTES, bytes([n]) * SECRET_BYTES, NOW) for n in (1, 2, 3))
 RING = KeyRing(keys=(KEY, OLD))
 TOKEN = token_text(new_id(b"abcde"), b"s" * SECRET_BYTES)
-SESSION = Session(new_id(b"abcde"), NOW + 3_600, proof_of(TOKEN))
+SESSION = Session(new_id(b"abcde"), new_id(b"fghij"), NOW + 3_600, proof_of(TOKEN))
 COOKIE = cookie_text(KEY, "shop", SESSION)
 CSRF = csrf_text(KEY, "shop", COOKIE)
 
@@ -83,7 +83,7 @@ def test_an_altered_cookie_is_none(text: str) -> None:
 
 @given(st.integers(1, 10**11), ids, secrets)
 def test_a_cookie_of_another_key_or_app_is_none(end: int, id: bytes, secret: bytes) -> None:
-    session = Session(SESSION.token, float(end) + NOW, SESSION.proof)
+    session = Session(SESSION.token, SESSION.id, float(end) + NOW, SESSION.proof)
     forged = new_key(ID_BYTES * b"\x01", secret, NOW)  # it has the id of a known key
     assume(forged.secret not in (KEY.secret, OLD.secret))
     assert session_in(cookie_text(forged, "shop", session), RING, "shop", NOW) is None

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast import App
-from holdfast.access.rules import NEW_KEY_SECONDS, proof_of
-from holdfast.access.tokens import KEYS, TOKEN, AccessTokens, TokenRecord
+from holdfast.access.rules import NEW_KEY_SECONDS, Session, proof_of
+from holdfast.access.tokens import ENDED, KEYS, TOKEN, AccessTokens, TokenRecord
 from holdfast.errors import StoreError, UsageError
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
@@ -87,7 +87,7 @@ def test_a_revoked_token_is_refused_once_tokens_are_read_again(access: Access) -
     record, text = access.create()
     other, kept = access.create("other")
     access.refresh()
-    assert access.run(access.tokens.revoke("ci")).id == record.id
+    assert access.run(access.tokens.revoke("ci")) == (record, False)
     assert access.tokens.is_fresh
     assert access.tokens.valid(text) is not None, "known for some seconds more"
     access.refresh()
@@ -225,3 +225,39 @@ def test_damaged_keys_are_replaced(access: Access) -> None:
     access.run(access.engine.store.put_entry(Entry(app="shop", kind=KEYS, name="keys", body=b'{"keys": 7}')))
     assert len(access.run(access.tokens.ring()).keys) == 1
     assert len(access.run(access.engine.store.quarantined("shop"))) == 1
+
+
+def test_a_session_that_was_ended_elsewhere_is_refused_once_tokens_are_read_again(
+    access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.access.tokens._MOST_SESSIONS", 3)
+    ours, theirs = access.tokens, AccessTokens(access.engine)
+    first, second = (Session("aaaaaaaa", id * 8, access.now + DAY, "proof") for id in "bc")
+    assert access.run(ours.is_ended(first.id)) is False
+    access.run(theirs.end_session(first))
+    assert access.run(theirs.is_ended(first.id)) is True
+    assert access.run(ours.is_ended(first.id)) is False, "known for some seconds more"
+    access.refresh()
+    assert access.run(ours.is_ended(first.id)) is True
+    assert access.run(ours.is_ended(second.id)) is False
+    for number in range(5):
+        assert access.run(ours.is_ended(f"other{number}")) is False
+    assert len(ours.known.sessions) == 3
+    assert access.run(ours.is_ended(first.id)) is True, "what was forgotten is read"
+    access.run(access.engine.store.remove_expired("shop", access.now + 2 * DAY, 10))
+    assert access.stored(ENDED) == []
+
+
+def test_a_session_that_ends_during_a_read_stays_ended(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session("aaaaaaaa", "bbbbbbbb", access.now + DAY, "proof")
+    read = access.engine.store.entries
+
+    async def ends_meanwhile(*args: Any, **named: Any) -> Any:
+        found = await read(*args, **named)
+        with monkeypatch.context() as context:
+            context.setattr(access.engine.store, "entries", read)
+            await access.tokens.end_session(session)
+        return found
+
+    monkeypatch.setattr(access.engine.store, "entries", ends_meanwhile)
+    assert access.run(access.tokens.is_ended(session.id)) is True

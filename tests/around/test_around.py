@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import pytest
 from tests.around import yard
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Context, Retries, Status, UsageError, context
 from holdfast.around import INJECTED, Inject, Injected, LifecycleEvent
@@ -30,13 +30,6 @@ from holdfast.testing.samples import invocation
 def app() -> Iterator[App]:
     with App("memory://", poll_interval_seconds=0.2) as app:
         yield app
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + patient(20)
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.005)
 
 
 class Pool:
@@ -271,7 +264,7 @@ def test_a_lifespan_can_be_named_where_several_yield_a_type(app: App) -> None:
     with app.runner():
         assert named.submit().result(patient(20)) == "replica"
         handle = ambiguous.submit()
-        until(lambda: handle.status == "parked", "it is parked")
+        eventually(lambda: handle.status == "parked", "it is parked")
     assert "2 lifespans yield what the parameter 'pool: Pool' gets" in handle.explain()
 
 
@@ -284,7 +277,7 @@ def test_without_its_resource_a_call_waits_for_a_worker_that_has_it(app: App) ->
 
     handle = work.submit()
     with app.runner():
-        until(lambda: handle.status == "parked", "it is parked")
+        eventually(lambda: handle.status == "parked", "it is parked")
     why = handle.explain()
     assert "a resource is missing: no lifespan of the app yields what the parameter 'pool: Pool' gets" in why
     assert "Each worker that starts tries again" in why
@@ -411,7 +404,7 @@ def test_every_stage_is_told_in_order_with_its_facts(app: App) -> None:
     with app.runner():
         handle = flaky.submit()
         handle.result(patient(20))
-        until(lambda: events and events[-1].stage == "finalised", "the end is told")
+        eventually(lambda: events and events[-1].stage == "finalised", "the end is told")
     assert {each.invocation_id for each in events} == {handle.id}
     assert [(each.stage, each.attempt, each.status) for each in events] == [
         ("submitted", 0, "registered"),
@@ -448,7 +441,7 @@ def test_the_end_is_told_however_it_came(app: App) -> None:
     with app.runner(queues=["default"]):
         fails.submit()
         refused = [full.submit() for _ in range(2)]
-        until(lambda: len(told) == 7, f"all ends are told: {told}")
+        eventually(lambda: len(told) == 7, f"all ends are told: {told}")
     ends = [("finalised", name) for name in ("fails", "fails", "full", "full", "late")]
     assert sorted(told) == [*ends, ("last_failure", "fails"), ("last_failure", "late")]
     assert expired.status is Status.FAILED
@@ -472,7 +465,7 @@ def test_a_listener_may_be_async_and_of_one_task_and_goes_by_all_of_its_names(ap
     with app.runner():
         other.submit().result(patient(20))
         one.submit().result(patient(20))
-        until(lambda: told, "it is told")
+        eventually(lambda: told, "it is told")
     assert told == ["new"]
 
 
@@ -494,7 +487,7 @@ def test_a_listener_that_fails_or_hangs_hurts_nothing(app: App, caplog: pytest.L
     with app.runner():
         assert [each.result(patient(20)) for each in work.map(range(20))] == list(range(20))
         gate.set()
-        until(lambda: len(told) == 20, "all are told once it goes on")
+        eventually(lambda: len(told) == 20, "all are told once it goes on")
     assert "exit_ failed at 'submitted': SystemExit: no more" in caplog.text
 
 

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Fatal, InvocationCancelled, TimedOut, UsageError
 from holdfast.around import CommandFailed, CommandResult
@@ -27,13 +26,6 @@ PYTHON = sys.executable
 def app() -> Iterator[App]:
     with App("memory://", poll_interval_seconds=0.2) as app:
         yield app
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + patient(20)
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -146,7 +138,7 @@ def test_what_a_program_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None
     script = f"sleep 600 & echo $! > {tmp_path}/pid; echo done"
     assert run({"leave": ["sh", "-c", script]}, "leave").output == "done\n"
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not is_alive(pid), "the program that was left behind ends")
+    eventually(lambda: not is_alive(pid), "the program that was left behind ends")
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
@@ -156,13 +148,13 @@ def test_a_cancelled_or_late_task_ends_its_program(app: App, tmp_path: Path, how
     shell = app.shell_task({"hang": ["sh", "-c", script]}, **options)
     with app.runner():
         invocation = shell.submit("hang")
-        until((tmp_path / "pid").exists, "the program runs")
+        eventually((tmp_path / "pid").exists, "the program runs")
         if how == "cancel":
             invocation.cancel()
         with pytest.raises(TimedOut if how == "timeout" else InvocationCancelled):
             invocation.result(patient(30))
         pid = int((tmp_path / "pid").read_text() or 0)
-        until(lambda: not is_alive(pid), "the program ends")
+        eventually(lambda: not is_alive(pid), "the program ends")
 
 
 def test_a_program_whose_task_is_cancelled_twice_is_gone_before_its_loop() -> None:
@@ -202,9 +194,9 @@ def test_a_program_dies_with_its_worker(tmp_path: Path) -> None:
     )
     worker = subprocess.Popen([PYTHON, "-c", script])
     try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the program runs")
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the program runs")
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not is_alive(pid), "the program dies")
+    eventually(lambda: not is_alive(pid), "the program dies")

@@ -13,10 +13,9 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator
 
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, chain, context, cron, every, group, hook, on_event, on_status, sleep, stream
 from holdfast.errors import InvocationError, ResultTimeout
@@ -145,10 +144,7 @@ def seed(app: App) -> dict[str, str]:
         again = app.rerun([failed.id]).invocations[0]
         with contextlib.suppress(InvocationError, CardDeclined):
             again.result(timeout=patient(60))
-        deadline = time.monotonic() + patient(60)
-        while not list(app.hooks()):
-            assert time.monotonic() < deadline, "the run does not wait at its hook"
-            time.sleep(0.02)
+        eventually(lambda: list(app.hooks()), "the run waits at its hook")
         app.queues.pause("mail", reason="the provider is down", by="ann@desk")
         held = [mail.options(priority=5).submit(f"c-{n}", "A letter") for n in range(14)]
         gpu = needs_gpu.submit("a cat")
@@ -179,10 +175,7 @@ def importing(app: App) -> Iterator[str]:
     runner = app.runner(concurrency=2, queues=["slow"])
     runner.start()
     try:
-        deadline = time.monotonic() + patient(60)
-        while call.progress() is None:
-            assert time.monotonic() < deadline, "the import does not start"
-            time.sleep(0.02)
+        eventually(call.progress, "the import starts")
         yield call.id
     finally:
         runner.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from tests.browser.conftest import Told, elsewhere, serving
 from tests.support import chromium
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, context, hook, on_event, stream
 from holdfast.errors import HoldfastError
@@ -72,10 +71,7 @@ def seed(app: Any) -> dict[str, str]:
         for each in calls.values():
             with contextlib.suppress(HoldfastError, Exception):
                 each.result(timeout=patient(60))
-        deadline = time.monotonic() + patient(60)
-        while not list(app.hooks()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: list(app.hooks()), "the run waits at its hook")
     app.queues.pause("default", reason=HOSTILE[:500], by="<b>ann</b>")
     app.schedules.create("<b>hourly</b>", app.evil, [HOSTILE], every="1h")
     app.schedules.pause("<b>hourly</b>", reason=HOSTILE, by=TEXTS[0])

@@ -11,7 +11,7 @@ import pytest
 import typer
 from tests.browser.conftest import Told
 from tests.browser.test_every_page import PATHS, addresses
-from tests.web.shop import eventually
+from tests.support.patience import eventually
 
 from holdfast.cli import program
 

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support import patience
 from tests.support.patience import patient
 
 PATIENCE_SECONDS = patient(60.0)  # only a failure takes that long, or a machine with much else to do
@@ -32,11 +32,8 @@ Command = Callable[..., Answer]
 
 
 def eventually(holds: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until it holds, or fail."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what if isinstance(what, str) else what()}"
-        time.sleep(0.01)
+    """Wait until it holds, or fail. Processes need longer than threads."""
+    patience.eventually(holds, what, seconds)
 
 
 def hear_interrupts() -> None:

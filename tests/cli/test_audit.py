@@ -73,6 +73,7 @@ ACTING: dict[str, tuple[list[str], int, str, str]] = {
     "events emit": (["order.created"], 0, "event.emit", "order.created"),
     "workflow fork": (["RUN", "charge#1"], 4, "workflow.fork", "RUN"),
     "hooks resume": (["approve:42", "{}"], 4, "hook.resume", "HOOK"),
+    "access open": ([], 0, "access.open", ""),
     "access token create": (["ci", "--role", "operator"], 0, "token.create", "ci"),
     "access token revoke": (["nobody"], 2, "token.revoke", "nobody"),
     "world import": (["mongodb://"], 2, "world.import", "mongodb://"),
@@ -148,7 +149,7 @@ def test_a_command_leaves_a_record(holdfast: Command, known: dict[str, str], com
     assert (record["reason"], record["via"]) == ("a drill", "command line")
     assert record["outcome"] == ("failed" if code else "done")
     assert record["who"].endswith(f"@{record['source']}")
-    assert record["twin"].startswith(f"holdfast {command} ")
+    assert f"{record['twin']} ".startswith(f"holdfast {command} ")
 
 
 def test_the_record_is_there_before_anything_is_done(
@@ -216,6 +217,17 @@ def test_the_list_is_for_people_too(holdfast: Command, known: dict[str, str]) ->
     page = holdfast("audit", "--json", "--limit", "2").json
     assert len(page["records"]) == 2
     assert len(records(holdfast, "--before", page["before"])) == 1
+
+
+def test_an_action_on_several_has_all_of_them(holdfast: Command, known: dict[str, str]) -> None:
+    assert holdfast("cancel", known["ID"], known["RUN"][-8:]).code == 0
+    (record,) = records(holdfast, "--target", known["RUN"])
+    assert (record["target"], record["targets"]) == ("2 invocations", [known["ID"], known["RUN"]])
+    assert record["twin"] == f"holdfast cancel {known['ID']} {known['RUN']}"
+    assert records(holdfast, "--target", known["ID"]) == [record]
+    line = holdfast("audit").out.splitlines()[1]
+    assert "2 invocations" in line
+    assert known["ID"] not in line
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_it_serves_a_store_without_code(shop: Path, holdfast: Command, start: St
     id = holdfast("submit", "add", "1", "--app", "shop:app").out.strip()
     (shop / "shop.py").write_text("raise SystemExit('not imported')")
     monitor = start("monitor", "--url", f"sqlite:///{shop}/shop.db", "--port", "0", "--json")
-    monitor.says('"api"')
+    monitor.says("}")
     api = json.loads("".join(monitor.out))["api"]
     assert got(f"{api}/invocations/{id}/why")["reasons"] == ["no_runner"]
 

@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "store keys": ([], 0),
     "store backup": (["copy.db"], 0),
     "store roles": ([], 2),
+    "access open": ([], 0),
     "access token": ([], 0),
     "access token list": ([], 0),
     "access token create": (["TOKEN"], 0),

@@ -7,14 +7,12 @@ import base64
 import dataclasses
 import hashlib
 import logging
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.encryption.conftest import Dump, key
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, chain, context, group, hook, on_event, stream
 from holdfast.errors import EncryptionKeyMissing, NotDecodable, ValueEncrypted
@@ -71,13 +69,6 @@ def forms(text: str) -> list[bytes]:
     return [text.encode(), *[each[4 if shift else 0 : -4] for shift, each in enumerate(shifted)]]
 
 
-def until(holds: Callable[[], object], seconds: float = patient(30.0)) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def stored(app: App, id: str, *, raw: bool = False) -> InvocationRecord:
     store: Any = app.runtime.ready().store
     (record,) = app.runtime.run((store.below if raw else store).get(app.name, [InvocationId(id)]))
@@ -99,7 +90,7 @@ def test_nothing_of_a_value_lies_in_the_store_in_the_clear(url: str, dump: Dump)
             with pytest.raises(ValueError, match=CANARY):
                 failed.result(timeout=patient(30))
             assert linked.result(timeout=patient(30)) == CANARY
-            until(lambda: app.hooks())
+            eventually(lambda: app.hooks())
             app.resume_hook(f"approve-{CANARY[-4:]}", CANARY)
             assert run.result(timeout=patient(30)) == [f"charged {CANARY}", f"paid {CANARY}", CANARY]
             assert [chunk.value for chunk in paid.stream("steps")] == [{"card": CANARY}]
@@ -159,7 +150,7 @@ def test_a_process_without_the_key_shows_that_and_passes_nothing_on(url: str) ->
         with pytest.raises((EncryptionKeyMissing, NotDecodable), match="'k1'"):
             app.invocation(done.id).rerun()
         with app.runner():
-            until(lambda: "lacks" in stored_plain(app, waiting.id).reason)
+            eventually(lambda: "lacks" in stored_plain(app, waiting.id).reason)
         record = stored_plain(app, waiting.id)
         assert record.status is Status.REROUTED
         assert record.attempt == 0
@@ -188,7 +179,7 @@ def test_a_value_that_was_moved_to_another_call_is_not_opened(url: str) -> None:
         app.runtime.run(store.below.insert([replace(other, history=(operation,))]))
         with app.runner():
             assert call.result(timeout=patient(30)) == CANARY
-            until(lambda: stored_plain(app, other.id).status is Status.PARKED)
+            eventually(lambda: stored_plain(app, other.id).status is Status.PARKED)
         assert "changed, or belongs to another place" in stored_plain(app, other.id).reason
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.executors import branch, crew, hooked, library
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, UsageError
 from holdfast.codec import SizeLimits
@@ -119,17 +118,9 @@ def pair() -> Iterator[Rig]:
         rig.close()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that has no way to tell us."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came true: {what}"
-        time.sleep(0.005)
-
-
 def noted(folder: Path, name: str = "pid") -> int:
     """A process id that a task has written down."""
-    until((folder / name).exists, f"a note of {name}")
+    eventually((folder / name).exists, f"a note of {name}")
     return int((folder / name).read_text())
 
 
@@ -259,7 +250,7 @@ def test_a_fork_that_outlives_the_child_does_not_hide_its_death(rig: Rig, tmp_pa
     assert rig.outcome(crew.leave_a_fork_behind, str(tmp_path)) == Crashed("exit code 5")
     grandchild = noted(tmp_path, "grandchild")
     try:
-        until(lambda: gone(grandchild), "what a dead child has left behind is ended")
+        eventually(lambda: gone(grandchild), "what a dead child has left behind is ended")
     finally:
         end(grandchild)
 
@@ -267,14 +258,14 @@ def test_a_fork_that_outlives_the_child_does_not_hide_its_death(rig: Rig, tmp_pa
 def test_a_child_that_dies_idle_costs_no_call(rig: Rig) -> None:
     before = rig.value(crew.pid)
     os.kill(before, signal.SIGKILL)
-    until(lambda: gone(before), "it was killed")
+    eventually(lambda: gone(before), "it was killed")
     assert rig.value(crew.pid) != before
 
 
 def test_no_process_to_be_had_is_said_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = rig.value(crew.pid)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), "it was killed")
+    eventually(lambda: gone(pid), "it was killed")
     monkeypatch.setattr("holdfast.executors.processes._executable", lambda: "/nowhere/python")
     outcome = rig.outcome(crew.echo, 1)
     assert isinstance(outcome, Crashed)
@@ -291,7 +282,7 @@ def test_an_interrupt_ends_the_child_and_what_it_has_started(rig: Rig, tmp_path:
     rig.interrupt(key, "unknown")
     assert future.result(PATIENCE_SECONDS) is INTERRUPTED
     try:
-        until(lambda: all(gone(pid) for pid in pids), "it was interrupted")
+        eventually(lambda: all(gone(pid) for pid in pids), "it was interrupted")
     finally:
         end(*pids)
     assert rig.value(crew.echo, 1) == 1
@@ -305,7 +296,7 @@ def test_a_child_that_is_stopped_and_does_not_answer_is_ended_all_the_same(rig: 
     os.kill(pid, signal.SIGSTOP)
     rig.do(lambda: rig.executor.force([call.key]))
     assert future.result(PATIENCE_SECONDS) is INTERRUPTED
-    until(lambda: gone(pid), "it was ended")
+    eventually(lambda: gone(pid), "it was ended")
 
 
 def test_a_cancel_while_a_process_starts_is_for_that_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,13 +391,13 @@ def test_children_are_replaced_after_some_calls_and_end_at_the_close(tmp_path: P
     try:
         pids = [rig.value(crew.pid) for _ in range(3)]
         assert pids[0] == pids[1] != pids[2]
-        until(lambda: gone(pids[0]), "it has run enough")
+        eventually(lambda: gone(pids[0]), "it has run enough")
         _, running = rig.submit(crew.hang, str(tmp_path))
         _, waiting = rig.submit(crew.echo, 1)
         assert noted(tmp_path) == pids[2]
         rig.do(rig.executor.close)
         assert {running.result(PATIENCE_SECONDS), waiting.result(PATIENCE_SECONDS)} == {INTERRUPTED}
-        until(lambda: gone(pids[2]), "everything ends")
+        eventually(lambda: gone(pids[2]), "everything ends")
     finally:
         rig.close()
 
@@ -601,7 +592,7 @@ if __name__ == "__main__":
         try:
             assert not any(gone(pid) for pid in pids)
             parent.kill()
-            until(lambda: all(gone(pid) for pid in pids), "children end with their parent")
+            eventually(lambda: all(gone(pid) for pid in pids), "children end with their parent")
         finally:
             end(parent.pid, *pids)
 
@@ -622,7 +613,7 @@ threading.Event().wait()
         pid = noted(tmp_path)
         try:
             parent.kill()
-            until(lambda: gone(pid), "it watches its parent")
+            eventually(lambda: gone(pid), "it watches its parent")
         finally:
             end(parent.pid, pid)
 
@@ -639,7 +630,7 @@ def test_a_process_with_hooks_has_them_around_its_life(tmp_path: Path, monkeypat
         assert not (tmp_path / "closed").exists()
     finally:
         rig.close()
-    until((tmp_path / "closed").exists, "the end of the lifespan")
+    eventually((tmp_path / "closed").exists, "the end of the lifespan")
 
 
 def test_without_them_there_are_none(rig: Rig) -> None:

@@ -25,7 +25,7 @@ from tests.support.patience import patient
 from tests.support.proxy import Fate, Rule
 
 from holdfast import App
-from holdfast.runtime import worker as audit
+from holdfast.runtime import worker_duties as audit
 from holdfast.store.mongo.lane_scanner import LaneScanner
 from holdfast.store.mongo.schema import COLLECTIONS, INVOCATIONS, META
 from holdfast.store.mongo.store import MongoStore

@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -26,7 +25,7 @@ from tests.faults.damage import APP, ID, NARROW, QUICK, STEADY, Case
 from tests.faults.settings import SETTINGS
 from tests.faults.stores import on
 from tests.store.mongo.tools import database_of
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, every, on_event
 from holdfast.cli import program
@@ -156,13 +155,6 @@ def lines() -> Iterator[Lines]:
     root.setLevel(level)
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def make_app(url: str) -> App:
     app = App(url, name=APP, **SETTINGS)
 
@@ -195,9 +187,9 @@ def live(place: Place, cases: Sequence[Case], lines: Lines) -> None:
         assert [call.result(timeout=PATIENCE_SECONDS) for call in calls] == list(range(5))
         assert [call.result(timeout=PATIENCE_SECONDS) for call in limited] == [0, 1], "a slot is held for ever"
         orphan = app.invocation(ID["orphan"])
-        until(lambda: orphan.status in FINAL, "work of a dead runner is not recovered")
+        eventually(lambda: orphan.status in FINAL, "work of a dead runner is not recovered")
         assert orphan.status is Status.SUCCESS
-        until(lambda: _kinds(app) >= {"tick", "event"}, "no tick, or no event, calls anything")
+        eventually(lambda: _kinds(app) >= {"tick", "event"}, "no tick, or no event, calls anything")
         assert lines.repeated() == [], "somebody meets the same damage at every look"
         look(place, [calls[0].id, orphan.id, *[str(case.record.get("id")) for case in cases[:: len(cases) // 5 or 1]]])
 

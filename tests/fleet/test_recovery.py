@@ -21,7 +21,7 @@ from holdfast.model import records
 from holdfast.model.claims import Claim
 from holdfast.model.records import OUTCOMES, InvocationRecord, RunnerRecord, Terms, WorkerRecord, lane_of, registered
 from holdfast.model.status import Status
-from holdfast.runtime.worker import AGAIN_SECONDS, AUDIT_SECONDS
+from holdfast.runtime.worker_duties import AGAIN_SECONDS, AUDIT_SECONDS
 from holdfast.schedules import declared as core
 from holdfast.store.contract import Store
 from holdfast.store.memory.store import MemoryStore

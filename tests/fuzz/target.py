@@ -11,10 +11,10 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from tests.fuzz.client import Answer, Sent, answered
-from tests.support.patience import patient
-from tests.web.shop import HOSTILE, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import HOSTILE, BusyShop
 
-from holdfast import every, group, on_event
+from holdfast import group
 from holdfast.access.tokens import AccessTokens
 from holdfast.ids import derived_id
 from holdfast.web.asgi import WebApp
@@ -56,24 +56,13 @@ class Lines(logging.Handler):
         return "\n".join(lines)
 
 
-class FuzzShop(WebShop):
+class FuzzShop(BusyShop):
     """A shop with a limit, a rate, a schedule, triggers, a webhook, a stream, a group and a run of a World."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, api_token=API_TOKEN, hook_secret=HOOK_SECRET)
-        app = self.app
-
-        @app.task(name="pack", limit=2, triggers=[every("1h"), on_event("order.created")])
-        def pack(order: Any = None) -> str:
-            return "packed"
-
-        @app.task(name="fetch", rate="100/m", rate_by="place")
-        def fetch(place: str) -> str:
-            return place
-
-        self.pack, self.fetch = pack, fetch
         self._loop = asyncio.Runner()
-        self.web = WebApp(app)
+        self.web = WebApp(self.app)
         self.lines = Lines()
         self.secrets: tuple[bytes, ...] = (API_TOKEN.encode(), HOOK_SECRET.encode())
         self.known: dict[str, list[str]] = {}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,7 +23,7 @@ from holdfast.errors import ConfigurationError, StoreUnavailable
 from holdfast.settings import Settings
 from holdfast.web.asgi import WebApp
 from holdfast.web.health import LIVE, METRICS, READY, refuse_scrape
-from holdfast.web.runner_http import RunnerHttp, address_of
+from holdfast.web.runner_http import MOST_CONNECTIONS, RunnerHttp, address_of
 
 TOKEN = "a-token-for-the-scrapes"
 MakeApp = Callable[..., App]
@@ -108,9 +112,9 @@ def test_addresses() -> None:
 # --- health
 
 
-def asked(address: str) -> tuple[int, str]:
+def asked(address: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -127,6 +131,49 @@ def test_a_runner_is_ready_while_it_is_heard(make_app: MakeApp) -> None:
             assert asked(server.address + METRICS)[0] == 404
             assert asked(server.address + "/api/v1")[0] == 404
         assert asked(server.address + READY) == (503, "no\n")
+
+
+def test_strangers_do_not_learn_what_the_store_says(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error may have names of hosts and users."""
+    app = make_app(metrics_token=TOKEN)
+    runner = app.runner()
+    monkeypatch.setattr(type(runner), "why_disconnected", "db7.internal: no user 'ann'")
+    for host, headers, tells in [
+        ("127.0.0.1", {}, True),
+        ("127.0.0.1", {"Host": "rebound.example"}, False),
+        ("0.0.0.0", {}, False),
+        ("0.0.0.0", {"Authorization": f"Bearer {TOKEN}x"}, False),
+        ("0.0.0.0", {"Authorization": f"Bearer {TOKEN}"}, True),
+    ]:
+        with RunnerHttp(app.runtime, runner, host, 0) as server:
+            status, said = asked(server.address.replace("0.0.0.0", "127.0.0.1") + "/health", **headers)
+        assert status == 503
+        assert "the store does not answer the heartbeats of this runner" in said
+        assert ("db7.internal" in said) is tells, (host, headers)
+
+
+def test_a_runner_answers_head_as_get(make_app: MakeApp) -> None:
+    app = make_app()
+    with RunnerHttp(app.runtime, app.runner(), "127.0.0.1", 0) as server:
+        for path in (LIVE, READY, METRICS, "/health", "/nothing"):
+            status, said = asked(server.address + path)
+            connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=30)
+            connection.request("HEAD", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["Content-Length"]) == (status, str(len(said))), path
+            assert answer.read() == b""
+            connection.close()
+
+
+def test_clients_that_wait_do_not_take_all_threads(make_app: MakeApp) -> None:
+    app = make_app()
+    before = threading.active_count()
+    with RunnerHttp(app.runtime, app.runner(), "127.0.0.1", 0) as server, contextlib.ExitStack() as opened:
+        host, _, port = server.address.removeprefix("http://").rpartition(":")
+        silent = [opened.enter_context(socket.create_connection((host, int(port)), 30)) for _ in range(40)]
+        assert asked(server.address + LIVE) == (200, "ok\n"), "a probe gets its answer, with all places taken"
+        assert threading.active_count() - before <= MOST_CONNECTIONS + 4  # and those of server and engine
+        assert silent[0].recv(1) == b"", "the oldest one was cut"
 
 
 def test_the_web_app_is_ready_while_the_store_answers(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,27 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import App
+from holdfast.metrics import rules
 from holdfast.metrics.exposition import Exposition, text_of
 from holdfast.metrics.measures import Measures
-from holdfast.metrics.rules import (
-    ENDED,
-    LAG,
-    LOST,
-    METRICS,
-    MOST_NAMES,
-    OTHER,
-    RAN,
-    RECOVERED,
-    RETRIED,
-    SKIPS,
-    STORE,
-    WAITED,
-    Histogram,
-    LabelNames,
-    MetricKind,
-    Tables,
-    next_question_at,
-)
+from holdfast.metrics.rules import Histogram, LabelNames, MetricKind, Tables, next_question_at
 from holdfast.model.changes import Lost
 from holdfast.model.status import Status
 from holdfast.telemetry import events as e
@@ -68,12 +51,12 @@ def test_ends_retries_and_times_are_counted() -> None:
                 with pytest.raises(ValueError, match="no"):
                     run.result()
         tables = tables_of(app)
-        assert tables.counters[ENDED.name] == {"good\nsucceeded": 1, "bad\nfailed": 2}
-        assert tables.counters[RETRIED.name] == {"good": 1}
-        runs, waits = tables.histograms[RAN.name], tables.histograms[WAITED.name]
+        assert tables.counters[rules.ENDED.name] == {"good\nsucceeded": 1, "bad\nfailed": 2}
+        assert tables.counters[rules.RETRIED.name] == {"good": 1}
+        runs, waits = tables.histograms[rules.RAN.name], tables.histograms[rules.WAITED.name]
         assert {task: sum(each.counts) for task, each in runs.items()} == {"good": 2, "bad": 2}
         assert {queue: sum(each.counts) for queue, each in waits.items()} == {"default": 2, "mail": 2}
-        assert {"claim", "apply", "heartbeat"} <= tables.histograms[STORE.name].keys()
+        assert {"claim", "apply", "heartbeat"} <= tables.histograms[rules.STORE.name].keys()
 
 
 class Listener:
@@ -113,8 +96,8 @@ def test_first_attempts_are_counted_as_all_others_are(written: list[e.ChangesWri
     for event in written:
         short(event)
         long(replace(event, wanted=[(record, replace(change, name="else")) for record, change in event.wanted]))
-    assert short.now().counters == long.now().counters == {ENDED.name: {"add\nsucceeded": 5}}
-    for name in (RAN.name, WAITED.name):
+    assert short.now().counters == long.now().counters == {rules.ENDED.name: {"add\nsucceeded": 5}}
+    for name in (rules.RAN.name, rules.WAITED.name):
         (ours,), (theirs,) = (measures.now().histograms[name].values() for measures in (short, long))
         assert (ours.counts, ours.total) == (theirs.counts, pytest.approx(theirs.total))
 
@@ -133,7 +116,7 @@ def test_events_of_runners_are_counted() -> None:
     measures(e.ChangeLost(replace(record, app="shop"), "it is gone", "completed"))
     measures(e.ChangeLost(replace(record, app="shop/core"), "it is gone", "completed"))  # of another app
     measures(e.RunnerJoined("r"))
-    assert measures.now().counters == {SKIPS.name: {"": 1}, LOST.name: {"": 1}}
+    assert measures.now().counters == {rules.SKIPS.name: {"": 1}, rules.LOST.name: {"": 1}}
 
 
 def test_counts_of_workers_add_up() -> None:
@@ -145,32 +128,32 @@ def test_counts_of_workers_add_up() -> None:
         assert worker.taken() == b""
     workers[0](e.SlotSkipped("r"))
     runner.add(workers[0].taken())
-    assert runner.now().counters == {SKIPS.name: {"": 5}}
+    assert runner.now().counters == {rules.SKIPS.name: {"": 5}}
 
 
 def test_names_are_bounded() -> None:
     names = LabelNames(2)
-    assert [names.label(each) for each in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+    assert [names.label(each) for each in ("a", "b", "c", "a", "d")] == ["a", "b", rules.OTHER, "a", rules.OTHER]
     runner = Measures("shop", lambda: 0.0)
-    for first in range(0, 3 * MOST_NAMES, MOST_NAMES):
+    for first in range(0, 3 * rules.MOST_NAMES, rules.MOST_NAMES):
         worker = Measures("shop", lambda: 0.0)
-        worker.expect(f"task{number}" for number in range(first, first + MOST_NAMES))
+        worker.expect(f"task{number}" for number in range(first, first + rules.MOST_NAMES))
         fresh = worker.now()
-        for labels in fresh.counters[ENDED.name]:
-            fresh.counters[ENDED.name][labels] = 1
+        for labels in fresh.counters[rules.ENDED.name]:
+            fresh.counters[rules.ENDED.name][labels] = 1
         runner.add(msgspec.msgpack.encode(fresh))
-    ended = runner.now().counters[ENDED.name]
-    assert len({labels.partition("\n")[0] for labels in ended}) == MOST_NAMES + 1
-    assert sum(ended.values()) == 3 * 3 * MOST_NAMES
-    assert ended[f"{OTHER}\nfailed"] == 2 * MOST_NAMES
+    ended = runner.now().counters[rules.ENDED.name]
+    assert len({labels.partition("\n")[0] for labels in ended}) == rules.MOST_NAMES + 1
+    assert sum(ended.values()) == 3 * 3 * rules.MOST_NAMES
+    assert ended[f"{rules.OTHER}\nfailed"] == 2 * rules.MOST_NAMES
 
 
 def test_a_histogram_counts_up_to_its_bounds() -> None:
-    histogram = Histogram.of(RAN)
-    for seconds in (-1.0, 0.0, RAN.bounds[0], RAN.bounds[0] * 1.01, RAN.bounds[-1] * 2):
-        histogram.note(RAN, seconds)
+    histogram = Histogram.of(rules.RAN)
+    for seconds in (-1.0, 0.0, rules.RAN.bounds[0], rules.RAN.bounds[0] * 1.01, rules.RAN.bounds[-1] * 2):
+        histogram.note(rules.RAN, seconds)
     assert (histogram.counts[0], histogram.counts[1], histogram.counts[-1]) == (3, 1, 1)
-    assert histogram.total == pytest.approx(RAN.bounds[0] * 2.01 + RAN.bounds[-1] * 2)
+    assert histogram.total == pytest.approx(rules.RAN.bounds[0] * 2.01 + rules.RAN.bounds[-1] * 2)
 
 
 def test_the_store_is_asked_for_a_twentieth_of_the_time_at_most() -> None:
@@ -209,11 +192,37 @@ def test_a_queue_that_is_empty_again_is_zero() -> None:
         assert depths()[waiting] == 0.0
 
 
+def test_a_defect_while_asking_says_so_once_and_leaves_no_old_gauges(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with measured() as app:
+        exposition, now = Exposition(None), [0.0]
+        engine = app.runtime.ready()
+        monkeypatch.setattr(engine.clock, "monotonic", lambda: now[0])
+
+        def gauges() -> dict[str, float]:
+            now[0] += 100
+            return {
+                metric.name: sum(of.values()) for metric, of in app.runtime.run(exposition.gather(engine))[1].items()
+            }
+
+        assert gauges()["holdfast_store_up"] == 1.0
+
+        async def broken(*args: object) -> object:
+            raise ZeroDivisionError("a defect")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.store, "roster", broken)
+            assert [gauges() for _ in range(3)] == [{"holdfast_store_up": 0.0}] * 3
+        assert [each.getMessage() for each in caplog.records] == ["could not ask the store for /metrics: a defect"]
+        assert gauges()["holdfast_store_up"] == 1.0
+
+
 def test_every_metric_says_what_it_is() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for metric in METRICS:
+    assert len({metric.name for metric in rules.METRICS}) == len(rules.METRICS)
+    for metric in rules.METRICS:
         assert metric.name.startswith("holdfast_")
         assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
         assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
         assert list(metric.bounds) == sorted(metric.bounds)
-    assert {LAG, RECOVERED} <= {*METRICS}
+    assert {rules.LAG, rules.RECOVERED} <= {*rules.METRICS}

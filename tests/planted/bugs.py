@@ -728,7 +728,7 @@ BUGS = (
     Bug(
         "suspects of another epoch",
         PAIR,
-        "runtime/worker.py",
+        "runtime/worker_duties.py",
         "left = [record for record in strange if (record.id, record.epoch) in self._suspects]",
         "left = [record for record in strange if record.id in {id for id, _ in self._suspects}]",
         ("fleet/test_recovery.py",),
@@ -993,9 +993,9 @@ BUGS = (
     Bug(
         "wake of a retry that another owner waits for",
         RUNS,
-        "workflows/run.py",
-        "            past.retry_at = None\n\n    # --- waiting",
-        "            pass\n\n    # --- waiting",
+        "workflows/attempts.py",
+        "            past.retry_at = None\n\n    def _step_context",
+        "            pass\n\n    def _step_context",
         OWNERS,
         "a run that is woken goes on waiting for the next attempt of its step",
     ),

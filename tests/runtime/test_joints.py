@@ -11,8 +11,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.engines import More
 from tests.support.fleet import APP, Fleet, add, virtually
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App
 from holdfast.fleet.runner import path_duties
@@ -33,13 +32,6 @@ from holdfast.runtime.payloads import UNWANTED_SECONDS
 from holdfast.schedules.service import Scheduler
 
 mongo = pytest.mark.xdist_group("mongo")
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = patient(20.0)) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Fake(NamedTuple):
@@ -321,9 +313,9 @@ def test_a_schedule_that_another_process_makes_is_seen_by_its_hint(
         tasks = [app.task(name="tick")(lambda: None) for app in (working, other)]
         other.invocations()
         with working.runner():
-            until(lambda: looks, "the services have looked once")
+            eventually(lambda: looks, "the services have looked once")
             other.schedules.create("often", tasks[1], every="1s")
-            until(lambda: other.schedules.get("often").progress.fired, "a tick", 10.0)
+            eventually(lambda: other.schedules.get("often").progress.fired, "a tick", 10.0)
 
 
 # --- J2: work that is claimed ahead, and the store that makes it worth while

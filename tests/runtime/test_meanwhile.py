@@ -47,7 +47,8 @@ from holdfast.runtime import hints as fallback
 from holdfast.runtime import wait
 from holdfast.runtime.claim import MAX_TIMES, Permit
 from holdfast.runtime.pauses import pause_queue, resume_queue
-from holdfast.runtime.worker import AUDIT_SECONDS, Worker
+from holdfast.runtime.worker import Worker
+from holdfast.runtime.worker_duties import AUDIT_SECONDS
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock

@@ -21,13 +21,13 @@ from holdfast.model.queues import QueuePause
 from holdfast.model.records import PAUSES, READY, Hint, InvocationRecord, Terms
 from holdfast.model.retries import Fixed, dump_policy
 from holdfast.model.status import FINAL, OWNED, Status
-from holdfast.runtime import worker as audit
+from holdfast.runtime import worker_duties as audit
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.store.contract import Ability
 from holdfast.store.memory.store import MemoryStore
 
-WATCHED = [f"runtime.{name}." for name in ("worker", "settle", "execute", "cancel", "limits")]
+WATCHED = [f"runtime.{name}." for name in ("worker", "worker_duties", "settle", "execute", "cancel", "limits")]
 PLACES = 2
 MAIL = "mail"
 MOST = 4  # times at each await: twice before what it asks for is done, twice after

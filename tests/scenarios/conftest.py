@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.scenarios import workshop
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App
 
@@ -48,10 +47,7 @@ def there(tmp_path: Path) -> Callable[..., Path]:
     """Wait until a task has left this file behind."""
 
     def wait(name: str, seconds: float = patient(30.0)) -> Path:
-        deadline = time.monotonic() + seconds
-        while not (tmp_path / name).exists():
-            assert time.monotonic() < deadline, f"no {name} within {seconds} s"
-            time.sleep(0.005)
+        eventually((tmp_path / name).exists, name, seconds)
         return tmp_path / name
 
     return wait
@@ -62,9 +58,6 @@ def until() -> Callable[[Callable[[], object]], None]:
     """Wait until something is so."""
 
     def wait(is_so: Callable[[], object], seconds: float = patient(30.0)) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < deadline, f"not so within {seconds} s"
-            time.sleep(0.01)
+        eventually(is_so, seconds=seconds)
 
     return wait

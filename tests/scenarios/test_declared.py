@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import eventually
 
 from holdfast import App, all_of, cron, on_event, on_status, scheduled
 from holdfast.schedules.declared import Declaration, Declarations
@@ -75,13 +75,6 @@ def retire(app: App) -> None:
     app.runtime.run(duties())
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def tend(app: App) -> Callable[[], None]:
     """The duty of a runner with the code of this app, which has registered it."""
     engine = app.runtime.ready()
@@ -101,7 +94,7 @@ def test_what_was_damaged_under_a_living_runner_is_stored_anew_and_what_was_dele
         assert (after.name, after.next_at, after.declared) == (before.name, before.next_at, True)
         assert after.uid != before.uid
         assert len(triggers(app)) == 1
-        until(lambda: app.emit("go").caused)
+        eventually(lambda: app.emit("go").caused)
         assert app.runtime.run(app.runtime.ready().store.quarantined("shop"))
 
         with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +120,7 @@ def test_one_that_was_created_at_run_time_under_a_declared_name_stops_no_runner(
     with deploys.of(declared) as app:
         assert app.schedules.list() == [created], "what a person has made stays"
         assert clean.name in app.tasks
-        until(lambda: app.emit("go").caused)
+        eventually(lambda: app.emit("go").caused)
     (said,) = [record for record in caplog.records if record.name == "holdfast.schedules"]
     assert said.levelname == "ERROR"
     assert "a schedule of that name was created at run time" in said.getMessage()
@@ -191,7 +184,7 @@ def test_what_is_no_longer_in_the_code_is_retired_and_comes_back(deploys: Deploy
             (record,) = app.schedules.list()
             assert (record.retired_at, record.uid) == (None, uid)
             assert record.next_at is not None
-            until(lambda app=app: app.emit("go").caused)
+            eventually(lambda app=app: app.emit("go").caused)
 
 
 @pytest.mark.parametrize("other", ["mail:send", "shop:another", "another"])

@@ -10,14 +10,14 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, UsageError, on_event
 from holdfast.errors import StoreUnavailable
@@ -92,13 +92,6 @@ def own(app: App, url: str) -> Iterator[Own]:
     own.close()
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = patient(20.0)) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def calls(app: App) -> list[Any]:
     return [record.task for record in app.invocations()]
 
@@ -167,9 +160,9 @@ def test_an_event_in_a_transaction_is_there_when_it_commits_and_its_triggers_are
     assert app.events() == []
     assert calls(app) == []
     own.commit()
-    until(lambda: calls(app), "the triggers are told promptly, by nobody but this process", 1.5)
+    eventually(lambda: calls(app), "the triggers are told promptly, by nobody but this process", 1.5)
     assert [each.id for each in app.events()] == [event.id]
-    until(lambda: app.events()[0].caused, "and that is written down")
+    eventually(lambda: app.events()[0].caused, "and that is written down")
     (caused,) = app.events()[0].caused
     with app.runner(concurrency=1):
         assert app.invocation(caused.invocation).result(patient(20)) == 7
@@ -195,8 +188,8 @@ def test_a_key_is_one_event_inside_and_outside_of_transactions(app: App, own: Ow
     own.commit()
     assert (again.id, again.facts.payload) == (first.id, {"order": 7})
     assert app.emit("order", {"order": 11}, key="order 9").id == other.id
-    until(lambda: len(calls(app)) == 2, "one call for each")
-    until(lambda: all(event.caused for event in app.events()), "both are told")
+    eventually(lambda: len(calls(app)) == 2, "one call for each")
+    eventually(lambda: all(event.caused for event in app.events()), "both are told")
     assert len(app.events()) == 2
 
 
@@ -207,7 +200,7 @@ def test_a_call_and_an_event_share_a_transaction(app: App, own: Own) -> None:
     app.emit("order", {"order": 2}, session=session)
     app.emit("nobody.cares", session=session)
     own.commit()
-    until(lambda: calls(app) == ["ship", "ship"], "both")
+    eventually(lambda: calls(app) == ["ship", "ship"], "both")
     assert len(app.events()) == 2
 
 
@@ -243,8 +236,8 @@ def test_a_commit_that_takes_its_time_is_not_over_before_it_is_done(
                 other.execute("CREATE TABLE theirs (n)")
                 other.execute("BEGIN IMMEDIATE")
                 monkeypatch.setattr(longest, 0.05)
-                until(lambda: transaction.is_over, "it is not waited for without end")
-        until(lambda: calls(app) == ["ship", "ship"], "the event is told of when it can be read")
+                eventually(lambda: transaction.is_over, "it is not waited for without end")
+        eventually(lambda: calls(app) == ["ship", "ship"], "the event is told of when it can be read")
 
 
 @mongo
@@ -319,7 +312,7 @@ def test_what_was_committed_is_told_by_the_services_if_its_process_dies_right_th
     assert [event.id for event in app.events()] == program.stdout.split()
     assert calls(app) == []
     with app.runner(concurrency=1):
-        until(lambda: calls(app), "the services tell of it")
+        eventually(lambda: calls(app), "the services tell of it")
         assert app.invocation(app.invocations()[0].id).result(patient(20)) == 7
 
 
@@ -384,7 +377,7 @@ def test_on_mongodb_the_store_is_made_outside_of_the_transaction_which_is_then_r
                 else:
                     call(app, session)
                     own.commit()
-                until(lambda: len(calls(app)) == number + 1, "it is there")  # noqa: B023
+                eventually(lambda: len(calls(app)) == number + 1, "it is there")  # noqa: B023
     finally:
         own.close()
 
@@ -430,7 +423,7 @@ def test_a_large_payload_is_part_of_the_transaction(app: App, own: Own) -> None:
     collected(app)
     app.emit("order", {"order": 8, "label": LARGE}, session=own.begin())
     own.commit()
-    until(lambda: app.events() and app.events()[0].caused, "it is told")
+    eventually(lambda: app.events() and app.events()[0].caused, "it is told")
     assert collected(app) == 0
     with app.runner(concurrency=1):
         assert app.invocation(app.events()[0].caused[0].invocation).result(patient(20)) == 8

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Invocation, Status
 from holdfast.errors import InvocationRefused
@@ -92,15 +92,8 @@ def room() -> Iterator[Room]:
     room.open()
 
 
-def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.01)
-
-
 def until_waiting(*calls: Invocation[Any]) -> None:
-    until(lambda: all(call.status is Status.CONCURRENCY_CONTROLLED for call in calls))
+    eventually(lambda: all(call.status is Status.CONCURRENCY_CONTROLLED for call in calls))
 
 
 def waiting(app: App) -> int:
@@ -164,7 +157,7 @@ def test_equal_arguments_share_a_limit_however_they_are_given(app: App, room: Ro
         same = [visit.submit("a"), visit.submit(shop="a", floor=1), visit.submit(floor=1, shop="a")]
         other = visit.submit("b")
         upstairs = visit.submit("a", 2)
-        until(lambda: len(room.inside) == 3)
+        eventually(lambda: len(room.inside) == 3)
         until_waiting(*same)
         assert len({call.record().limit_key for call in (first, *same)}) == 1
         assert len({call.record().limit_key for call in (first, other, upstairs)}) == 3
@@ -228,12 +221,12 @@ def test_a_call_that_had_begun_waits_although_it_was_not_to(app: App, room: Room
 
     with app.runner(concurrency=4, drain_timeout=0):
         begun = visit.submit("begun")
-        until(lambda: room.entered == ["begun"])
+        eventually(lambda: room.entered == ["begun"])
     assert begun.status is Status.REROUTED
     gates["begun"].set()
     other = visit.options(priority=5).submit("other")
     with app.runner(concurrency=4):
-        until(lambda: begun.status is Status.CONCURRENCY_CONTROLLED)
+        eventually(lambda: begun.status is Status.CONCURRENCY_CONTROLLED)
         gates["other"].set()
         assert other.result(timeout=PATIENCE) == "other"
         assert begun.result(timeout=PATIENCE) == "begun"
@@ -336,17 +329,17 @@ def test_many_who_wait_cost_no_more_than_few_and_delay_nobody(app: App, monkeypa
     def asked_until(gate: int) -> int:
         with counted(app, monkeypatch) as asked:
             gates[gate - 10].set()
-            until(lambda: gate in reached)
+            eventually(lambda: gate in reached)
             return sum(asked.values())
 
     with app.runner(concurrency=4):
         work.submit(0)
-        until(lambda: reached == [0])
+        eventually(lambda: reached == [0])
         work.map(range(1, 41))
-        until(lambda: waiting(app) == 40)
+        eventually(lambda: waiting(app) == 40)
         few = asked_until(10)
         work.map(range(41, 631))
-        until(lambda: waiting(app) == 620)
+        eventually(lambda: waiting(app) == 620)
         began = time.monotonic()
         assert other.submit().result(timeout=PATIENCE) == "done"
         assert time.monotonic() - began < 5
@@ -396,11 +389,11 @@ def test_a_lowered_limit_lets_those_who_run_go_on_and_counts_them(url: str, room
         calls += visit.map(["c", "d"])
         until_waiting(*calls[2:])
         gone = aside.submit(leaving.stop)
-        until(lambda: all(runner.draining for runner in old.runners()))
+        eventually(lambda: all(runner.draining for runner in old.runners()))
         with new.runner(concurrency=4):
             room.let_out("b")
             assert calls[1].result(timeout=PATIENCE) == "b"
-            until(lambda: any(_times_it_waited(call) == 2 for call in calls[2:]))  # sent back, and still one too many
+            eventually(lambda: any(_times_it_waited(call) == 2 for call in calls[2:]))  # sent back, still one too many
             assert sorted(map(str, room.entered)) == ["a", "b"]
             room.let_out("a")
             gone.result(timeout=PATIENCE)
@@ -428,7 +421,7 @@ def test_a_change_by_a_program_without_the_code_lets_the_next_call_be_looked_at(
         with app.runner():
             first, second = work.map([1, 2])
             first.result(timeout=PATIENCE)
-            until(lambda: second.status is Status.REROUTED)
+            eventually(lambda: second.status is Status.REROUTED)
         assert second.record().due_at > time.time() + 3000
         with App(url, name="shop") as bare:
             bare.limits.set("work", rate="100/s")

@@ -6,12 +6,11 @@ All four run side by side, since each of them has to wait for real ticks.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Status
 from holdfast.invocation import InvocationRecord
@@ -25,13 +24,6 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/shop.db"}.get(request.param)
     with App(url or request.getfixturevalue("mongo_url"), poll_interval_seconds=0.2) as app:
         yield app
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Shop:
@@ -70,33 +62,33 @@ class Shop:
 def test_every_policy_acts_on_the_invocation_of_the_tick_before(app: App) -> None:
     shop = Shop(app)
     with app.runner(concurrency=50, queues=["default"], drain_timeout=5):
-        until(lambda: len(shop.calls(Overlap.ALLOW, Status.RUNNING)) >= 2, "two ticks run side by side")
+        eventually(lambda: len(shop.calls(Overlap.ALLOW, Status.RUNNING)) >= 2, "two ticks run side by side")
 
-        until(lambda: shop.progress(Overlap.SKIP).skipped >= 1, "a tick is left out")
+        eventually(lambda: shop.progress(Overlap.SKIP).skipped >= 1, "a tick is left out")
         assert [call.status for call in shop.calls(Overlap.SKIP)] == [Status.RUNNING]
 
-        until(lambda: shop.progress(Overlap.QUEUE).queued, "a tick waits for the one before")
+        eventually(lambda: shop.progress(Overlap.QUEUE).queued, "a tick waits for the one before")
         assert [call.status for call in shop.calls(Overlap.QUEUE)] == [Status.RUNNING]
         shop.let_go(Overlap.QUEUE)
-        until(lambda: len(shop.calls(Overlap.QUEUE)) >= 2, "the tick that waited is called")
+        eventually(lambda: len(shop.calls(Overlap.QUEUE)) >= 2, "the tick that waited is called")
         waited = shop.calls(Overlap.QUEUE)[1]
         assert waited.created_at > waited.due_at, "it is the tick of that time, and not the next one"
 
-        until(lambda: shop.calls(Overlap.CANCEL, Status.CANCELLED), "a tick takes the place of the one before")
-        until(lambda: len(shop.calls(Overlap.CANCEL)) >= 2, "and is called itself")
+        eventually(lambda: shop.calls(Overlap.CANCEL, Status.CANCELLED), "a tick takes the place of the one before")
+        eventually(lambda: len(shop.calls(Overlap.CANCEL)) >= 2, "and is called itself")
         first = shop.calls(Overlap.CANCEL)[0]
         assert first.status is Status.CANCELLED
         assert first.cancellation is not None
         assert first.cancellation.by == "its schedule"
         assert first.cancellation.reason == "the next tick of the schedule 'cancel' takes its place"
 
-        until(lambda: len(shop.calls("unserved-cancel")) >= 2, "a tick takes the place of one that was never started")
+        eventually(lambda: len(shop.calls("unserved-cancel")) >= 2, "a tick replaces a call that was never started")
 
         def only_the_last_one_waits() -> bool:  # a tick cancels the one before, and then it is inserted
             found = [call.status for call in shop.calls("unserved-cancel")]
             return found == [Status.CANCELLED] * (len(found) - 1) + [Status.REGISTERED]
 
-        until(only_the_last_one_waits, "and all but the last one are cancelled")
+        eventually(only_the_last_one_waits, "and all but the last one are cancelled")
         for policy in (Overlap.SKIP, Overlap.QUEUE):
             assert [call.status for call in shop.calls(f"unserved-{policy}")] == [Status.REGISTERED]
         assert len(shop.calls("unserved-allow")) >= 2

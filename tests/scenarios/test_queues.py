@@ -6,12 +6,12 @@ import asyncio
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, ResultTimeout, Status, UsageError
 
@@ -55,18 +55,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url_of(request.param, request, tmp_path)
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def until_runners_know_of(app: App, paused: str) -> None:
     """Wait for the runner of this app: a pause reaches it by a hint, or at its next look."""
     runner = next(iter(app.runtime.runners))._runner
     assert runner is not None
-    until(lambda: runner._permit is not None and paused in runner._permit.paused, "the runner knows of the pause")
+    eventually(lambda: runner._permit is not None and paused in runner._permit.paused, "the runner knows of the pause")
 
 
 # --- pausing
@@ -140,7 +133,7 @@ def test_the_list_tells_what_waits_runs_and_has_ended(app: App) -> None:
     app.get_task("mail").map(range(3))
     with app.runner(queues=["slow", "extra"]):
         held = hold.submit()
-        until(lambda: held.status is Status.RUNNING, "it runs")
+        eventually(lambda: held.status is Status.RUNNING, "it runs")
         found = {queue.name: queue for queue in app.queues.list()}
         mail, slow = found["mail"], found["slow"]
         assert (mail.waiting, mail.scheduled, mail.running, mail.runners) == (3, 1, 0, 0)
@@ -151,7 +144,7 @@ def test_the_list_tells_what_waits_runs_and_has_ended(app: App) -> None:
         assert found["extra"].runners == 1
         gate.set()
         held.result(PATIENCE)
-        until(lambda: {q.name: q.per_minute for q in app.queues.list()}["slow"] > 0, "the rate is told")
+        eventually(lambda: {q.name: q.per_minute for q in app.queues.list()}["slow"] > 0, "the rate is told")
 
 
 # --- when and where
@@ -289,7 +282,7 @@ def test_one_that_waits_for_its_child_says_so_and_what_holds_that_one_up(app: Ap
 
     with app.runner(concurrency=2):
         parent = letter.submit()
-        until(lambda: bool(app.invocations(parent=parent.id)), "the child is there")
+        eventually(lambda: bool(app.invocations(parent=parent.id)), "the child is there")
         (child,) = app.invocations(parent=parent.id)
         says = parent.explain()
         assert f"It may be waiting for its child {child.id} (mail, registered)" in says

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, UsageError, scheduled
 from holdfast.cli.reach import with_store
@@ -45,13 +45,6 @@ def echo(app: App) -> Any:
     return echo
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def test_a_schedule_is_made_found_changed_and_forgotten(app: App) -> None:
     made = app.schedules.create("nightly", echo(app), [7], {"y": "!"}, cron="0 3 * * *", timezone="Europe/Rome")
     assert app.schedules.get("nightly") == made
@@ -71,7 +64,7 @@ def test_its_ticks_are_submitted_with_its_arguments(app: App) -> None:
     task = echo(app)
     with app.runner():
         made = app.schedules.create("often", task.options(priority=9), [7], {"y": "!"}, every="1s")
-        until(lambda: app.schedules.get("often").progress.fired >= 2, "two ticks")
+        eventually(lambda: app.schedules.get("often").progress.fired >= 2, "two ticks")
     found = [record for record in app.invocations() if record.task == "echo"]
     assert len(found) >= 2
     ticks = sorted(record.due_at for record in found)
@@ -149,7 +142,7 @@ def test_the_async_sisters_do_the_same(app: App) -> None:
 def test_one_that_is_made_while_the_services_rest_is_noticed(app: App) -> None:
     with app.runner():
         app.schedules.create("once", echo(app), at=time.time() + 1.5)
-        until(lambda: app.schedules.get("once").progress.fired == 1, "its only tick")
+        eventually(lambda: app.schedules.get("once").progress.fired == 1, "its only tick")
         assert app.schedules.get("once").next_at is None
 
 
@@ -162,7 +155,7 @@ def test_one_whose_time_is_over_is_refused_unless_it_is_there(app: App) -> None:
     with app.runner():
         at = time.time() + 1.5
         made = app.schedules.create("late", task, at=at)
-        until(lambda: app.schedules.get("late").progress.fired == 1, "its only tick")
+        eventually(lambda: app.schedules.get("late").progress.fired == 1, "its only tick")
     assert app.schedules.create("late", task, at=at).uid == made.uid
 
 
@@ -211,7 +204,7 @@ def test_what_schedules_submit_is_listed_newest_first_among_the_others(here: App
     first = task.submit(0)
     here.schedules.create("often", task, [7], every="1s")
     with here.runner():
-        until(lambda: here.schedules.get("often").progress.fired >= 2, "two ticks")
+        eventually(lambda: here.schedules.get("often").progress.fired >= 2, "two ticks")
     now = here.schedules.run_now("often")
     last = task.submit(1)
     listed = [record for record in here.invocations() if record.task == "echo"]
@@ -236,7 +229,7 @@ def test_one_that_cannot_be_read_here_does_not_keep_the_others_from_firing(here:
     here.schedules.create("bad", task, cron="* * * * * *")
     rewritten(here, "bad", timing=Cron("* * * * * *", "Mars/Phobos"), next_at=time.time() - 5)
     with here.runner():
-        until(lambda: here.schedules.get("good").progress.fired, "its tick")
+        eventually(lambda: here.schedules.get("good").progress.fired, "its tick")
     with pytest.raises(CorruptRecord, match="'bad' cannot be read: Unknown time zone 'Mars/Phobos'"):
         here.schedules.get("bad")
     here.schedules.delete("bad")
@@ -270,7 +263,7 @@ def test_the_last_tick_and_the_last_invocation_belong_together(here: App) -> Non
     now = time.time()
     rewritten(here, "often", through=now - 5, next_at=now - 4)
     with here.runner(queues=["default"]):
-        until(lambda: here.schedules.get("often").progress.skipped >= 3, "several ticks at once, and one is enough")
+        eventually(lambda: here.schedules.get("often").progress.skipped >= 3, "several ticks at once; one is enough")
     (waiting,) = here.invocations(queue="nobody's")
     progress = here.schedules.get("often").progress
     assert (progress.fired, progress.last_id, progress.last_tick) == (1, waiting.id, waiting.due_at)
@@ -363,7 +356,7 @@ def test_what_code_declares_is_as_declared_and_rests_when_it_does_not(tmp_path: 
         assert (again.timing, again.uid, again.pause is not None) == (made.timing, made.uid, True)
         app.schedules.resume("hourly")
     with deployed(url, task=True, schedule=False) as app, app.runner():
-        until(lambda: app.schedules.get("hourly").retired_at is not None, "it rests")
+        eventually(lambda: app.schedules.get("hourly").retired_at is not None, "it rests")
         assert app.schedules.next_times("hourly") == []
     with deployed(url, task=True, schedule=True) as app, app.runner():
         woken = app.schedules.get("hourly")
@@ -376,7 +369,7 @@ def test_one_whose_task_nobody_knows_is_told_of_once(tmp_path: Path, caplog: pyt
     with deployed(url, task=True, schedule=True) as app, app.runner():
         pass
     with deployed(url, task=False, schedule=False) as app, app.runner():
-        until(
+        eventually(
             lambda: "schedule 'hourly' for the unknown task echo: no living runner knows" in caplog.text,
             "a warning",
         )
@@ -416,7 +409,7 @@ def test_large_arguments_are_kept_with_their_schedule(app: App) -> None:
     with app.runner():
         asked = app.schedules.run_now("often")
         assert asked.result(timeout=patient(20)) == 200_000
-        until(lambda: len(app.invocations(task="measure", status="success")) > 1, "it is called")
+        eventually(lambda: len(app.invocations(task="measure", status="success")) > 1, "it is called")
         app.schedules.update("often", task=measure, args=[larger])
         assert app.schedules.run_now("often").result(timeout=patient(20)) == 200_001
     app.schedules.delete("often")
@@ -433,6 +426,6 @@ def test_code_declares_large_arguments(app: App) -> None:
         return len(data)
 
     with app.runner():
-        until(lambda: app.invocations(task="measure", status="success"), "it is called")
+        eventually(lambda: app.invocations(task="measure", status="success"), "it is called")
     (done, *_) = app.invocations(task="measure", status="success")
     assert app.invocation(done.id).result(timeout=patient(20)) == 200_000

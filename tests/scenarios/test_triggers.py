@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import (
     App,
@@ -43,13 +43,6 @@ def here() -> Iterator[App]:
         yield app
 
 
-def until(condition: Callable[[], object], what: str = "it happened") -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def of(app: App, task: str) -> list[InvocationRecord]:
     return sorted(app.invocations(task=task), key=lambda record: record.id)
 
@@ -61,7 +54,7 @@ def results(app: App, task: str) -> list[Any]:
 
 
 def ended(group: InvocationGroup[Any]) -> None:
-    until(lambda: all(each.status in FINAL for each in group))
+    eventually(lambda: all(each.status in FINAL for each in group))
 
 
 def recorder(app: App, *triggers: Any, name: str = "told", **options: Any) -> Any:
@@ -87,7 +80,7 @@ def test_an_event_calls_a_task_once_with_what_it_carries(app: App) -> None:
     with app.runner():
         event = app.emit("order.created", {"order": {"id": 42}})
         app.emit("order.deleted", {"order": {"id": 43}})
-        until(lambda: of(app, "told"))
+        eventually(lambda: of(app, "told"))
         assert results(app, "told") == [[42, 7]]
     (record,) = of(app, "told")
     assert record.origin is not None
@@ -104,7 +97,7 @@ def test_a_payload_goes_by_its_own_names(app: App) -> None:
     recorder(app, on_event("made", arguments=from_event()))
     with app.runner():
         app.emit("made", {"a": 1, "b": 2, "c": 3})
-        until(lambda: of(app, "told"))
+        eventually(lambda: of(app, "told"))
         assert results(app, "told") == [[1, 2]]
 
 
@@ -125,7 +118,7 @@ def test_ends_of_a_task_call_another(app: App) -> None:
     with app.runner():
         ended(task.map([(1,), (2,), (3, "us"), (3,), (-4,)]))
         task.options(delay="1h").submit(9).cancel()
-        until(lambda: len(of(app, "paid")) == 4 and len(of(app, "unpaid")) == 2 and of(app, "lookup"))
+        eventually(lambda: len(of(app, "paid")) == 4 and len(of(app, "unpaid")) == 2 and of(app, "lookup"))
         assert results(app, "paid") == [[1, 2], [2, 4], [3, 6], [3, 6]]
         assert results(app, "unpaid") == [[-4, None], [9, None]]
         assert results(app, "lookup") == [["'no order -4'", None]]
@@ -137,7 +130,7 @@ def test_five_failures_are_five_calls(app: App) -> None:
     recorder(app, on_exception(task, arguments={"a": from_arguments("order")}))
     with app.runner():
         task.map([(-number,) for number in range(1, 6)])
-        until(lambda: len(of(app, "told")) == 5)
+        eventually(lambda: len(of(app, "told")) == 5)
         assert results(app, "told") == [[-number, None] for number in range(1, 6)]
 
 
@@ -154,10 +147,10 @@ def test_all_of_them_have_to_happen_for_the_same_thing(app: App) -> None:
         ended(task.map([(1,), (2,), (3,)]))
         for id in (2, 3, 3, 4):
             app.emit("packed", {"id": id})
-        until(lambda: len(of(app, "told")) == 2)
+        eventually(lambda: len(of(app, "told")) == 2)
         assert results(app, "told") == [[2, 4], [3, 6]]
         task.submit(4)
-        until(lambda: len(of(app, "told")) == 3)
+        eventually(lambda: len(of(app, "told")) == 3)
         assert results(app, "told") == [[2, 4], [3, 6], [4, 8]]
 
 
@@ -167,7 +160,7 @@ def test_one_of_several_is_enough_and_counts_once(app: App) -> None:
     with app.runner():
         task.submit(1)
         app.emit("paid")
-        until(lambda: len(of(app, "told")) == 2)
+        eventually(lambda: len(of(app, "told")) == 2)
         assert results(app, "told") == [["end", None], ["event", None]]
 
 
@@ -175,7 +168,7 @@ def test_a_tick_can_be_one_of_what_has_to_happen(app: App) -> None:
     recorder(app, all_of(every("1s"), on_event("ready", arguments={"a": from_event("n")})))
     with app.runner():
         app.emit("ready", {"n": 5})
-        until(lambda: of(app, "told"))
+        eventually(lambda: of(app, "told"))
         assert results(app, "told") == [[5, None]]
 
 
@@ -191,7 +184,7 @@ def test_the_builder_says_the_same(here: App) -> None:
         here.emit("a", {"kind": "y", "a": 1})
         here.emit("a", {"kind": "x", "a": 2})
         here.emit("c")
-        until(lambda: len(of(here, "told")) == 2)
+        eventually(lambda: len(of(here, "told")) == 2)
         assert results(here, "told") == [[2, 5], [None, 6]]
 
 
@@ -228,7 +221,7 @@ def test_code_is_asked_where_it_is_known(app: App) -> None:
     with app.runner():
         ended(task.map([(1,), (11,), (12, "us")]))
         app.emit("go")
-        until(lambda: of(app, "told") and of(app, "both"))
+        eventually(lambda: of(app, "told") and of(app, "both"))
         assert results(app, "told") == [[Order(11, "new"), None]]
         ((kinds, order),) = results(app, "both")
         assert kinds == ["event", "end"]
@@ -240,7 +233,7 @@ def test_an_object_is_passed_on_by_those_who_do_not_know_it(app: App) -> None:
     recorder(app, on_result(task, where={"state": "new", "id": 5}, arguments={"a": from_result()}))
     with app.runner():
         task.map([(4,), (5,)])
-        until(lambda: of(app, "told"))
+        eventually(lambda: of(app, "told"))
         assert results(app, "told") == [[Order(5, "new"), None]]
 
 
@@ -253,7 +246,7 @@ def test_the_fields_of_an_object_go_by_their_own_names(here: App) -> None:
 
     with here.runner():
         task.submit(5)
-        until(lambda: of(here, "told"))
+        eventually(lambda: of(here, "told"))
         assert results(here, "told") == [[5, "new"]]
 
 
@@ -269,7 +262,7 @@ def test_what_a_trigger_calls_keeps_to_the_limits_of_its_task(app: App) -> None:
         for a in (1, 1, 2):
             app.emit("made", {"a": a})
         app.queues.resume("slow")
-        until(lambda: sum(each.task.startswith("trigger:") for each in app.invocations(status="success")) == 3)
+        eventually(lambda: sum(each.task.startswith("trigger:") for each in app.invocations(status="success")) == 3)
         assert {tuple(each) for each in results(app, "told")} == {(1, None), (2, None)}
 
 
@@ -286,7 +279,7 @@ def test_a_chain_that_goes_in_a_circle_ends(here: App, caplog: pytest.LogCapture
 
         with app.runner():
             ping.submit()
-            until(lambda: app.invocations(status="failed"))
+            eventually(lambda: app.invocations(status="failed"))
         (failed,) = app.invocations(status="failed")
         assert failed.error is not None
         assert "trigger_max_depth" in failed.error.message
@@ -299,7 +292,7 @@ def test_an_argument_that_is_not_there_is_said_and_not_lost(app: App) -> None:
     recorder(app, on_event("made", arguments={"a": from_event("id"), "b": 1}))
     with app.runner():
         app.emit("made", {"ID": 4})
-        until(lambda: app.invocations(status="failed"))
+        eventually(lambda: app.invocations(status="failed"))
     (failed,) = of(app, "told")
     assert failed.error is not None
     assert "nothing was found for a" in failed.error.message
@@ -312,7 +305,7 @@ def test_a_key_makes_an_event_one(app: App) -> None:
         assert first.id == second.id
         app.emit("other", key="order 7")
         app.emit("made", {"n": 3})
-        until(lambda: len(of(app, "told")) == 2)
+        eventually(lambda: len(of(app, "told")) == 2)
         assert results(app, "told") == [[1, None], [3, None]]
     assert len(app.events()) == 3
 
@@ -327,7 +320,7 @@ def test_events_from_inside_a_task_and_from_async_code(app: App) -> None:
     with app.runner():
         task = emits.submit()
         assert task.result(patient(20)) == task.id
-        until(lambda: of(app, "told"))
+        eventually(lambda: of(app, "told"))
         assert results(app, "told") == [[5, None]]
         asyncio.run(_emit(app))
 
@@ -351,7 +344,7 @@ def test_what_is_triggered_is_submitted_within_a_tenth_of_a_second(
         with app.runner():
             events = {(event := app.emit("made")).id: event.at for _ in range(21)}
             ends = [task.submit(number) for number in range(21)]
-            until(lambda: len(app.invocations(task="told", limit=100)) == 42)
+            eventually(lambda: len(app.invocations(task="told", limit=100)) == 42)
         found = app.invocations(task="told", limit=100)
         ended = {each.id: each.record().changed_at for each in ends}
         caused = {record.origin.sources[0].id: record.created_at for record in found if record.origin}
@@ -366,7 +359,7 @@ def test_a_process_that_only_emits_hears_of_a_trigger_within_three_seconds(tmp_p
         recorder(app, on_event("made"))
         with app.runner():
             began = time.monotonic()
-            until(lambda: shop.emit("made").caused, "it was told")
+            eventually(lambda: shop.emit("made").caused, "it was told")
             assert time.monotonic() - began < 3
 
 
@@ -391,10 +384,10 @@ def test_a_call_that_could_not_be_made_is_a_failure_that_is_told_of(app: App) ->
     recorder(app, on_exception(told, "TriggerFailed", arguments={"a": from_exception("message")}), name="alarm")
     with app.runner():
         app.emit("paid", {"no": "id"})
-        until(lambda: of(app, "alarm"), "the services have told it")
+        eventually(lambda: of(app, "alarm"), "the services have told it")
         ((text, _),) = results(app, "alarm")
         assert "nothing was found for a" in text
-        until(lambda: not any(record.outbox for record in of(app, "told")))
+        eventually(lambda: not any(record.outbox for record in of(app, "told")))
 
 
 def test_calls_that_cannot_be_made_do_not_go_in_a_circle_for_ever() -> None:
@@ -406,15 +399,15 @@ def test_calls_that_cannot_be_made_do_not_go_in_a_circle_for_ever() -> None:
         )
         with app.runner():
             app.emit("paid", {})
-            until(lambda: len(of(app, "told")) == 4)
-            until(lambda: not any(record.outbox for record in of(app, "told")))
+            eventually(lambda: len(of(app, "told")) == 4)
+            eventually(lambda: not any(record.outbox for record in of(app, "told")))
             assert sorted(record.origin.depth for record in of(app, "told") if record.origin) == [1, 2, 3, 4]
 
 
 def test_a_refusal_by_a_limit_calls_like_any_other_end(app: App) -> None:
     @app.task(name="alone", limit=1, when_full="refuse")
     def alone(number: int) -> None:
-        until(lambda: of(app, "heard") or number == 0)
+        eventually(lambda: of(app, "heard") or number == 0)
 
     took = {"a": from_arguments("number"), "b": from_cause("status")}
     recorder(app, on_status(alone, "concurrency_controlled_final", arguments=took), name="heard")
@@ -423,7 +416,7 @@ def test_a_refusal_by_a_limit_calls_like_any_other_end(app: App) -> None:
         ended(group)
         refused = {each.id for each in group if each.status == "concurrency_controlled_final"}
         assert len(refused) == 2
-        until(lambda: len(of(app, "heard")) == 2)
+        eventually(lambda: len(of(app, "heard")) == 2)
         assert [b for _, b in results(app, "heard")] == ["concurrency_controlled_final"] * 2
     caused = of(app, "heard")
     assert {each.origin.sources[0].id for each in caused if each.origin is not None} == refused
@@ -434,10 +427,10 @@ def test_all_of_the_same_event_twice_needs_two_events(app: App) -> None:
     with app.runner():
         app.emit("go")
         second = app.emit("go")
-        until(lambda: len(of(app, "twice")) == 1)
+        eventually(lambda: len(of(app, "twice")) == 1)
         app.emit("go")
         app.emit("go")
-        until(lambda: len(of(app, "twice")) == 2)
+        eventually(lambda: len(of(app, "twice")) == 2)
     first = of(app, "twice")[0]
     assert first.origin is not None
     assert second.id in [each.id for each in first.origin.sources]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.patience import eventually
 
 from holdfast import App, all_of, any_of, cron, on_event, on_exception, on_result, on_status, trigger
 from holdfast.errors import InvalidTrigger, NotEncodable, UsageError
@@ -293,13 +293,6 @@ def test_what_is_no_event_is_refused(
 # --- code that goes wrong
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def says_maybe(payload: Any) -> Any:
     return "maybe"
 
@@ -347,10 +340,10 @@ def test_code_that_goes_wrong_is_seen_and_holds_up_nobody_else(
     takes(app, on_event("made", arguments={"a": from_event()}), name="plain")
     with app.runner():
         event = app.emit("made", 3)
-        until(lambda: app.invocations(status="failed"))
-        until(lambda: len(app.invocations(task=["other", "plain"], status="success")) == 2)
+        eventually(lambda: app.invocations(status="failed"))
+        eventually(lambda: len(app.invocations(task=["other", "plain"], status="success")) == 2)
         app.emit("made", 4)
-        until(lambda: len(app.invocations(status="failed")) == 2)
+        eventually(lambda: len(app.invocations(status="failed")) == 2)
     (*_, failed) = app.invocations(status="failed")
     assert failed.task.startswith("trigger:told#")
     assert failed.id in [each.invocation for each in event.caused]
@@ -370,11 +363,11 @@ def test_a_call_that_would_be_too_large_has_failed_and_says_so() -> None:
         takes(app, on_result(make, arguments={"a": from_result()}), name="other")
         with app.runner():
             make.submit("x" * 8_000)
-            until(lambda: app.invocations(task="other", status="success") and app.invocations(status="failed"))
+            eventually(lambda: app.invocations(task="other", status="success") and app.invocations(status="failed"))
             (failed,) = app.invocations(status="failed")
             assert failed.error is not None
             assert "told was not called: argument 'a': a takes" in failed.error.message
-            until(lambda: not app.invocations(task="make")[0].outbox)
+            eventually(lambda: not app.invocations(task="make")[0].outbox)
 
 
 def whole_result(*causes: Cause) -> dict[str, Any]:
@@ -391,10 +384,12 @@ def test_what_is_large_waits_for_others_all_the_same(app: App) -> None:
     takes(app, all_of(on_result(make), waits, arguments=whole_result), name="other")
     with app.runner():
         make.submit(2**20 + 9)
-        until(lambda: not app.invocations(task="make")[0].outbox and app.invocations(task="make", status="success"))
+        eventually(
+            lambda: not app.invocations(task="make")[0].outbox and app.invocations(task="make", status="success")
+        )
         app.emit("go")
-        until(lambda: app.invocations(task="told", status="success"))
-        until(lambda: app.invocations(task="other", status="success"))
+        eventually(lambda: app.invocations(task="told", status="success"))
+        eventually(lambda: app.invocations(task="other", status="success"))
 
 
 def test_of_too_much_that_waits_the_oldest_is_dropped() -> None:
@@ -425,10 +420,10 @@ def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(
     monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.2)
     with app.runner():
         bad, good = pay.submit(1), pay.submit(2)
-        until(lambda: all(each.record().outbox for each in (bad, good)))
+        eventually(lambda: all(each.record().outbox for each in (bad, good)))
         broken["for all"] = False
-        until(lambda: not good.record().outbox)
-        until(lambda: f"put off triggers of the end of pay {bad.id}: odd" in caplog.text)
+        eventually(lambda: not good.record().outbox)
+        eventually(lambda: f"put off triggers of the end of pay {bad.id}: odd" in caplog.text)
     assert bad.record().outbox
     assert [record.task for record in app.invocations(task="told")] == ["told"]
 
@@ -449,11 +444,11 @@ def test_many_ends_that_cannot_be_told_do_not_stand_in_front_of_the_others(
     monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.2)
     with app.runner():
         bad += [pay.submit(number) for number in range(110)]
-        until(lambda: all(each.record().outbox for each in bad))
+        eventually(lambda: all(each.record().outbox for each in bad))
         good = pay.submit(1000)
-        until(lambda: good.record().outbox)
+        eventually(lambda: good.record().outbox)
         broken["for all"] = False
-        until(lambda: not good.record().outbox)
+        eventually(lambda: not good.record().outbox)
 
 
 def test_a_value_that_is_not_there_is_a_call_that_has_failed(app: App) -> None:

@@ -37,3 +37,15 @@ def get(client: TestClient) -> Any:
         return answer.json()
 
     return document
+
+
+@pytest.fixture
+def act(client: TestClient) -> Any:
+    """Ask for an action of the API."""
+
+    def done(path: str, expected: int = 200, **body: Any) -> Any:
+        answer = client.post(f"/api/v1{path}", json=body)
+        assert answer.status_code == expected, answer.text
+        return answer.json()
+
+    return done

@@ -8,15 +8,14 @@ import dataclasses
 import queue
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
-from holdfast import App, Invocation, context, hook, sleep, stream
+from holdfast import App, Invocation, context, every, hook, on_event, sleep, stream
 from holdfast.errors import InvocationError
 from holdfast.retries import Fixed
 from holdfast.webhooks import Response, WebhookRequest, github_signature, stripe_signature
@@ -141,13 +140,22 @@ class WebShop:
         self.app.close()
 
 
-def eventually(holds: Callable[[], Any], seconds: float = patient(30.0)) -> Any:
-    """Wait until it holds, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.01)
-    return found
+class BusyShop(WebShop):
+    """A shop with a limit, a rate, a schedule and a trigger."""
+
+    def __init__(self, url: str = "memory://", **settings: Any) -> None:
+        super().__init__(url, **settings)
+        app = self.app
+
+        @app.task(name="pack", limit=2, triggers=[every("1h"), on_event("order.created")])
+        def pack(order: Any = None) -> str:
+            return "packed"
+
+        @app.task(name="fetch", rate="100/m", rate_by="place")
+        def fetch(place: str) -> str:
+            return place
+
+        self.pack, self.fetch = pack, fetch
 
 
 @contextlib.contextmanager

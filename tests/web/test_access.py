@@ -19,6 +19,7 @@ from holdfast.web.api import ROUTES
 from holdfast.web.asgi import WebApp
 from holdfast.web.rules import (
     Buckets,
+    TokenGuesses,
     bearer_in,
     is_allowed_host,
     is_loopback,
@@ -180,6 +181,25 @@ def test_a_bucket_lets_a_burst_through_and_then_the_rate() -> None:
     assert buckets.take("a", 10.5) == 0.5
     assert [buckets.take("a", 100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert buckets.take("a", 50.0) == 0.5  # a clock that was set back gives nothing
+
+
+def test_what_a_bucket_has_can_be_asked_without_taking() -> None:
+    buckets = Buckets(rate=0.5, burst=1.0)
+    assert [buckets.wait("a", 0.0) for _ in range(3)] == [0.0] * 3
+    assert (buckets.take("a", 0.0), buckets.wait("a", 0.0), buckets.wait("a", 1.0)) == (0.0, 2.0, 1.0)
+    assert (buckets.wait("a", 2.0), buckets.take("a", 2.0), buckets.wait("b", 2.0)) == (0.0, 0.0, 0.0)
+
+
+def test_a_source_with_too_many_wrong_tokens_is_compared_only_with_its_own() -> None:
+    guesses = TokenGuesses(rate=1.0, burst=1.0, most=2)
+    guesses.was_right("a", "ours")
+    assert [guesses.was_wrong("a", 0.0) for _ in range(2)] == [0.0, 1.0]
+    assert [guesses.may_compare("a", digest, 0.0) for digest in ("ours", "guess")] == [True, False]
+    assert guesses.may_compare("b", "guess", 0.0)
+    assert guesses.may_compare("a", "guess", 1.0)
+    for source in "bcd":
+        guesses.was_right(source, "ours")
+    assert not guesses.may_compare("a", "ours", 0.0), "only so many are remembered"
 
 
 def test_buckets_do_not_grow() -> None:

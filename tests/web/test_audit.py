@@ -87,15 +87,32 @@ def test_an_action_leaves_a_record(client: TestClient) -> None:
     assert (record["reason"], record["outcome"]) == ("the printer is on fire", "done")
     assert record["detail"] == "mail it rests"
     assert act(client, "pause", ids=["a", "b"]) == 200
-    assert [(each["target"], each["twin"]) for each in records(client, limit=1)] == [("a b", "holdfast drill a b")]
+    (record,) = records(client, limit=1)
+    assert (record["target"], record["targets"], record["twin"]) == ("2 names", ["a", "b"], "holdfast drill a b")
     assert len(records(client, action="drill")) == len(records(client, action="pause")) == 2
     assert act(client, "pause", status=["failed"], task=["shop:a", "shop:b"]) == 200
     (record,) = records(client, limit=1)
     assert record["target"] == "status=failed task=shop:a task=shop:b"
     assert record["twin"] == "holdfast drill --status=failed --task=shop:a --task=shop:b"
-    assert len(records(client, target="a b")) == 1
+    assert len(records(client, target="a")) == len(records(client, target="b")) == 1
+    assert records(client, target="a b") == []
     assert records(client, since="2030-01-01T00:00:00Z") == []
     assert client.get("/api/v1/audit?since=noon").status_code == 400
+
+
+def test_an_action_on_many_is_recorded_with_each_of_them(client: TestClient) -> None:
+    ids = [f"{number:026d}" for number in range(500)]
+    assert client.post("/api/v1/invocations/bulk-cancel", json={"ids": ids, "reason": "a drill"}).status_code == 200
+    (record,) = records(client)
+    assert (record["target"], record["targets"]) == ("500 invocations", ids)
+    assert record["twin"] == "holdfast cancel (with 500 names)"
+    assert records(client, target=ids[499]) == [record]
+    page = client.get("/audit").text
+    assert "<summary>500 invocations</summary>" in page
+    assert all(f"<li>{id}</li>" in page for id in ids)
+    for path, most in (("invocations/bulk-cancel", 500), ("archive/rerun", 2_000)):
+        assert client.post(f"/api/v1/{path}", json={"ids": ["0" * 26] * (most + 1)}).status_code == 422
+    assert len(records(client)) == 1, "a request that is refused for its size leaves no record"
 
 
 def test_a_preview_and_a_wrong_request_leave_none(client: TestClient) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.web.shop import eventually
+from tests.support.patience import eventually
 
 from holdfast import App, context
 from holdfast.model.status import FINAL

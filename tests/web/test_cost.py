@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.support.looks import looks_of
-from tests.support.patience import patient
-from tests.web.shop import TOKEN, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import TOKEN, WebShop
 
 from holdfast import App
 from holdfast.access.audit import Action, AuditLog
@@ -111,7 +111,7 @@ async def _entries(engine: Engine, numbers: Sequence[int]) -> None:
         hook = HookEntry(run=InvocationId("run"), task="approve", call=f"hook#{n}", created_at=START, token=f"t{n}")
         await store.put_entry(hook_entry(app, f"{n:064x}", hook))
         await store.put_entry(Entry(app=app, kind=RATE, name=rate_key(TASK, f"{n:032x}"), body=b"{}"))
-        await log.end(await log.begin(Action("ann", "cli", "host", "queue.pause", f"q{n}")), "done")
+        await log.end(await log.begin(Action("ann", "cli", "host", "queue.pause", [f"q{n}"])), "done")
         await store.quarantine_entry(Entry(app=app, kind=KIND, name=f"2{n}", body=b"bad"), CorruptRecord("bad"))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import WebShop
 
 from holdfast import Invocation
 

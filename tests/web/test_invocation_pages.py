@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 from starlette.testclient import TestClient
 from tests.docs.test_reference import command_line
-from tests.web.shop import HOSTILE, Approval, WebShop, eventually
+from tests.support.patience import eventually
+from tests.web.shop import HOSTILE, Approval, WebShop
 
 from holdfast import App
 from holdfast.model.records import HistoryEntry, first_history
@@ -224,9 +225,9 @@ def test_the_machine_has_every_status_and_the_path_is_lit() -> None:
         for number, status in enumerate((Status.REGISTERED, Status.PENDING, Status.RUNNING, Status.SUCCESS), 1)
     ]
     machine = machine_of(history)
-    assert {node.status for node in machine.nodes} == set(TABLE)
-    assert {node.status for node in machine.nodes if node.visits} == {each.status for each in history}
-    assert [node.status for node in machine.nodes if node.is_current] == [Status.SUCCESS]
+    assert {node.status for node in machine.drawing.nodes} == set(TABLE)
+    assert set(machine.visits) == {each.status for each in history}
+    assert machine.current is Status.SUCCESS
     assert sum(arrow.is_taken for arrow in machine.arrows) == 3
 
 
@@ -248,6 +249,26 @@ def test_a_copied_test_is_valid_python(arguments: Any, task: str) -> None:
         ast.parse(as_pytest(document | {"result": result}, "shop.tasks"))
     error = {"type": "ValueError", "message": HOSTILE, "traceback": ""}
     ast.parse(as_pytest(document | {"result": None, "error": error}, None))
+
+
+def test_an_argument_that_is_no_name_is_passed_by_its_text() -> None:
+    """A keyword is an identifier for `str`, and no name of an argument; "µ" is read as another letter."""
+    names = ["class", "None", "match", "b", "not a name", "µ", "ﬁne", "__debug__", "", "é"]
+    for args in ([], [1]):
+        arguments = {"args": args, "kwargs": {name: number for number, name in enumerate(names)}}
+        document = {"task": "shop:charge", "id": "0" * 26, "status": "failed", "arguments": arguments}
+        text = as_pytest(document | {"result": None, "error": None}, "shop.tasks")
+        (called,) = [
+            each
+            for each in ast.walk(ast.parse(text))
+            if isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "submit"
+        ]
+        given: dict[str, Any] = {}
+        for each in called.keywords:
+            given |= ast.literal_eval(each.value) if each.arg is None else {each.arg: ast.literal_eval(each.value)}
+        assert given == arguments["kwargs"]
+        compile(text, "test", "exec")
+        assert {each.arg for each in called.keywords} == {None, "b", "match", "é"}
 
 
 def test_a_copied_test_runs(shop: WebShop, get: Any) -> None:

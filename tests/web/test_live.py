@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import Following, WebShop, eventually, served
+from tests.support.patience import eventually, patient
+from tests.web.shop import TOKEN, Following, WebShop, served
 
 from holdfast import App
+from holdfast.access.tokens import AccessTokens
 from holdfast.errors import StoreUnavailable
-from holdfast.web import live, web_app
+from holdfast.web import live, sse, web_app
 from holdfast.web.live import LiveFeed
 from holdfast.web.problems import Problem
 from holdfast.web.reading.topics import TOPICS, TopicReading
@@ -207,6 +208,35 @@ def test_topics_and_listeners_are_bounded() -> None:
         await close(*later)
 
     play(scenario)
+
+
+def test_one_principal_does_not_fill_the_feed_or_the_streams(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token has its share of the topics, whatever number of connections it makes; another one has its own."""
+    monkeypatch.setattr(sse, "MOST_OF_ONE", 5)
+    monkeypatch.setattr(sse, "MOST_STREAMS", 7)
+    tokens = shop.app.runtime.ready().part(AccessTokens)
+    _, other = shop.app.runtime.run(tokens.create("other", "viewer", 3_600, "test"))
+    run = shop.speak.submit([], True)
+
+    def follow(path: str, token: str) -> Following:
+        return opened.enter_context(Following(address, f"/api/v1/{path}", Authorization=f"Bearer {token}"))
+
+    def feed(first: int, many: int, token: str = TOKEN) -> Following:
+        return follow("live?topics=" + "+".join(f"invocation:{first + n:026}" for n in range(many)), token)
+
+    def stream(token: str = TOKEN) -> Following:
+        return follow(f"invocations/{run.id}/streams/default", token)
+
+    web = web_app(shop.app)
+    with served(web) as address, ExitStack() as opened:
+        assert [feed(20 * n, 20).status for n in range(3)] == [200] * 3
+        refused = feed(60, 1)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "10")
+        assert feed(0, 20).status == 200, "what it follows already"
+        assert feed(100, 20, other).status == 200
+        assert [stream().status for _ in range(2)] == [200, 429], "five at once"
+        assert [stream(other).status for _ in range(2)] == [200, 429], "seven for all"
+    shop.words.put(None)
 
 
 def test_a_client_that_takes_nothing_is_hung_up_on() -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from tests.web.entrance import API_TOKEN, BASE, Entrance, csrf_in, log_in
+from tests.web.entrance import API_TOKEN, BASE, PROXY, Entrance, csrf_in, log_in
 
 from holdfast import App
 from holdfast.access.audit import AuditFilter, AuditLog
 from holdfast.access.tokens import AccessTokens
-from holdfast.errors import StoreReadOnly
+from holdfast.errors import StoreReadOnly, UsageError
 from holdfast.web.asgi import WebApp
 from holdfast.web.logins import next_in
 from holdfast.web.principals import Role
@@ -116,6 +116,22 @@ def test_logging_out_takes_a_form_of_the_session(entrance: Entrance, client: Tes
     assert client.get("/").status_code == 303
 
 
+def test_logging_out_ends_the_session_wherever_its_cookie_is(entrance: Entrance, client: TestClient) -> None:
+    for token in (entrance.tokens[Role.ADMIN], API_TOKEN):
+        cookie = session_of(log_in(client, token))
+        copied = {"Cookie": f"{cookie.key}={cookie.value}"}
+        with entrance.client(headers=copied) as thief, entrance.client() as same_user:
+            log_in(same_user, token)
+            assert thief.get("/").status_code == 200
+            csrf = csrf_in(client.get("/").text)
+            assert client.post("/logout", data={"csrf": csrf}, headers={"origin": BASE}).status_code == 303
+            assert thief.get("/").status_code == 303
+            assert thief.get("/api/v1").status_code == 401
+            read_again(entrance)
+            assert thief.get("/api/v1").status_code == 401
+            assert same_user.get("/").status_code == 200, "another session of the same token goes on"
+
+
 def test_a_wrong_token_is_told_of_and_not_repeated(client: TestClient) -> None:
     for token in ("", "canary", API_TOKEN + "x", "hf_aaaaaaaa_" + "A" * 43):
         answer = log_in(client, token)
@@ -206,6 +222,36 @@ def test_where_the_store_is_read_only_tokens_are_good_and_logins_are_not(
         assert behind_proxy.get("/").status_code == 200
 
 
+def test_guesses_of_tokens_are_bounded_for_each_source(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(entrance.app.runtime.clock, "monotonic", lambda: now)
+    web = WebApp(entrance.app)
+
+    def asked(token: str, source: str = "192.0.2.1", proxy: bool = False, **headers: str) -> Any:
+        named = {"X-Forwarded-For": source} if proxy else {}
+        client = TestClient(web, base_url=BASE, client=(PROXY if proxy else source, 1))
+        return client.get("/api/v1", headers={"Authorization": f"Bearer {token}"} | named | headers)
+
+    assert asked(API_TOKEN, "192.0.2.2").status_code == 200
+    for source in ("192.0.2.1", "192.0.2.2"):
+        assert [asked(f"guess {number}", source).status_code for number in range(3)] == [401] * 3
+        statuses = [asked(f"guess-{number}", source).status_code for number in range(32)]
+        assert statuses == [401] * 30 + [429] * 2
+        refused = asked("hf_aaaaaaaa_" + "A" * 43, source)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert asked(entrance.tokens[Role.VIEWER], source).status_code == 200, "a token of the store is no guess"
+    assert asked(API_TOKEN).status_code == 429, "a right guess is not told from a wrong one"
+    assert asked(API_TOKEN, "192.0.2.2").status_code == 200, "it was right from there before"
+    assert asked("guess", "192.0.2.3").status_code == 401
+    assert asked("guess", "192.0.2.1", proxy=True).status_code == 429, "the source is the address behind the proxy"
+    assert asked("guess", "192.0.2.4", proxy=True).status_code == 401
+    for _ in range(40):  # a proxy may send a token of its own, with its user
+        assert asked("of the proxy".replace(" ", "-"), "192.0.2.5", True, **{"X-User": "ann"}).status_code == 200
+    assert asked(API_TOKEN, "192.0.2.5", proxy=True).status_code == 200
+    now += 2.0
+    assert asked(API_TOKEN).status_code == 200
+
+
 # --- on a loopback address
 
 
@@ -220,6 +266,43 @@ def test_a_token_closes_a_loopback_address() -> None:
         assert client.get("/api/v1").status_code == 401
         assert client.get("/").status_code == 303
         assert client.get("/api/v1", headers={"Authorization": f"Bearer {text}"}).status_code == 200
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired and removed"])
+def test_an_address_stays_closed_without_its_last_token(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with App("memory://") as app, TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1:8080") as client:
+        engine = app.runtime.ready()
+        tokens = engine.part(AccessTokens)
+
+        def status() -> int:
+            tokens.known = tokens.known._replace(stale_at=float("-inf"))
+            return client.get("/api/v1").status_code
+
+        app.runtime.run(tokens.create("ci", "viewer", 3_600, "test"))
+        if end == "revoked":
+            app.runtime.run(tokens.revoke("ci"))
+        else:
+            now = engine.store.now() + 60 * 86_400
+            monkeypatch.setattr(engine.store, "now", lambda: now)
+            app.runtime.run(engine.store.remove_expired(engine.app, now, 10))
+        assert status() == 401
+        assert app.runtime.run(tokens.list()) == []
+        said = client.get("/api/v1").json()["detail"]
+        assert ("holdfast access token create" in said, "holdfast access open" in said) == (True, True)
+        app.runtime.run(tokens.open())
+        assert status() == 200
+        app.runtime.run(tokens.create("ci", "viewer", 3_600, "test"))
+        assert status() == 401
+        with pytest.raises(UsageError, match="there are tokens: ci"):
+            app.runtime.run(tokens.open())
+        assert status() == 401
+
+
+def test_a_key_of_sessions_alone_closes_nothing() -> None:
+    """Pages of a host's users need one, too."""
+    with App("memory://") as app, TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1:8080") as client:
+        assert app.runtime.run(app.runtime.ready().part(AccessTokens).ring()).keys
+        assert client.get("/api/v1").status_code == 200
 
 
 def test_a_proxy_on_this_machine_has_to_name_its_user() -> None:

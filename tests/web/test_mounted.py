@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 from tests.web.hosts import HOSTS
-from tests.web.shop import TOKEN, Following, WebShop, eventually, served
+from tests.web.shop import TOKEN, Following, WebShop, served
 
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp

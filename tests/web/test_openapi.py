@@ -55,7 +55,7 @@ def test_an_operation_says_what_its_route_takes(document: Any, route: ApiRoute) 
         assert (schema["type"] == "array") == parameter.is_list
     assert f"role {route.role.name.lower()}" in found["description"]
     assert ("requestBody" in found) == (body_of(route) is not None)
-    assert {"400", "401", "403", "500", "503"} <= found["responses"].keys()
+    assert {"400", "401", "403", "429", "500", "503"} <= found["responses"].keys()
     for status, response in found["responses"].items():
         if status != "200":
             target = document["components"]["responses"][response["$ref"].rpartition("/")[2]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 from tests.web.entrance import Entrance
-from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
+from tests.web.shop import HOSTILE, TOKEN, WebShop
 
 from holdfast import App
 from holdfast.errors import StoreUnavailable

@@ -9,33 +9,14 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import HOSTILE, TOKEN, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import HOSTILE, TOKEN, BusyShop
 
-from holdfast import every, on_event
 from holdfast.web import web_app
 from holdfast.web.pages.filters import fields_of_schema
 from holdfast.web.pages.table import NAVIGATION
 
 Get = Any
-
-
-class BusyShop(WebShop):
-    """A shop with a limit, a rate, a schedule and a trigger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        app = self.app
-
-        @app.task(name="pack", limit=2, triggers=[every("1h"), on_event("order.created")])
-        def pack(order: Any = None) -> str:
-            return "packed"
-
-        @app.task(name="fetch", rate="100/m", rate_by="place")
-        def fetch(place: str) -> str:
-            return place
-
-        self.pack, self.fetch = pack, fetch
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +36,6 @@ def page(client: TestClient) -> Any:
         return answer.text
 
     return text
-
-
-@pytest.fixture
-def act(client: TestClient) -> Any:
-    """Post an action."""
-
-    def done(path: str, expected: int = 200, **body: Any) -> Any:
-        answer = client.post(f"/api/v1{path}", json=body)
-        assert answer.status_code == expected, answer.text
-        return answer.json()
-
-    return done
 
 
 def schedule_of(shop: BusyShop) -> str:

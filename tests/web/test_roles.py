@@ -4,6 +4,7 @@ tested by being there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from holdfast.web.pages.page import PageTable, WebPage
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, RouteTable
+from holdfast.web.rules import TokenGuesses
 
 REACHED = 418
 
@@ -59,7 +61,10 @@ def test_each_route_and_page_lets_in_who_has_its_role(entrance: Entrance, way: s
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer x", "Basic YTpi", f"Basic {API_TOKEN}", f"Bearer {API_TOKEN}x"]
 )
-def test_no_route_and_no_page_lets_in_a_stranger(entrance: Entrance, header: str) -> None:
+def test_no_route_and_no_page_lets_in_a_stranger(
+    entrance: Entrance, header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.web.authentication.TokenGuesses", functools.partial(TokenGuesses, burst=1e6))
     given = {"Authorization": header} if header else {}
     forged = {"X-User": "ann", "X-Role": "admin", "X-Forwarded-For": "10.0.0.7", "Cookie": "holdfast_x=y"}
     with entrance.client(headers=given | forged) as client:

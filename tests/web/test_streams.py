@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import TOKEN, Following, WebShop, eventually, served
+from tests.support.patience import eventually, patient
+from tests.web.shop import TOKEN, Following, WebShop, served
 
 from holdfast import Invocation
 from holdfast.errors import InvocationNotFound, StreamGone, UsageError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.support.patience import patient
-from tests.web.shop import SIGNING, WebShop, eventually
+from tests.support.patience import eventually, patient
+from tests.web.shop import SIGNING, WebShop
 
 from holdfast.store.contract import Store
 from holdfast.web import web_app, webhooks

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 from tests.workflows.fleet import Fleet
 from tests.workflows.shop import Shop, open_shop
 
@@ -37,9 +36,6 @@ def until() -> Callable[[Callable[[], object]], None]:
     """Wait until something holds."""
 
     def wait(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + patient(20)
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(holds, seconds=patient(20))
 
     return wait

@@ -13,10 +13,10 @@ from tests.support.patience import patient
 
 from holdfast import App, Status, context
 from holdfast.errors import InvocationCancelled, InvocationStatusTransitionError
-from holdfast.model import changes
 from holdfast.model.cancellation import cancel as request_to_end
 from holdfast.model.changes import Lost, Push
 from holdfast.model.records import Cancellation
+from holdfast.model.state_writes import pushed
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.payloads import PayloadStore
 from holdfast.workflows.api import sleep
@@ -191,7 +191,7 @@ def test_a_cancel_that_meets_a_claim_is_not_lost(app: App, until: Until) -> None
         before = run.record()
         (verdict,) = app.runtime.run(late())
         assert verdict == Lost(before.status, before.owner, before.epoch)
-        assert changes.pushed(push, before) == verdict
+        assert pushed(push, before) == verdict
         assert run.record().cancellation is None
         run.cancel()  # which reads again, and asks the owner
         with pytest.raises(InvocationCancelled):

@@ -20,10 +20,11 @@ from tests.support.runs import Declared, submit
 from holdfast import context, hook
 from holdfast.errors import WorkerLost
 from holdfast.ids import InvocationId
-from holdfast.model.changes import MAX_INBOX_ENTRIES, PARENT, Change, Push
+from holdfast.model.changes import PARENT, Change, Push
 from holdfast.model.claims import Claim
 from holdfast.model.log import Page
 from holdfast.model.records import INBOX, WAITS, Hint, InboxEntry, InvocationRecord, ReplyTo, RunState
+from holdfast.model.state_writes import MAX_INBOX_ENTRIES
 from holdfast.model.status import Status
 from holdfast.retries import Fixed
 from holdfast.runtime import hints as fallback

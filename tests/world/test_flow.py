@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.patience import eventually
 from tests.world.flow import Flow
 from tests.world.serving import serving
-from tests.world.waiting import until
 
 from holdfast import App
 
@@ -21,8 +21,8 @@ def ran(flow: Flow, count: int) -> list[str]:
         waiting[:] = [run for run in waiting if not flow.approve(run)]
         return not waiting
 
-    until(approved)
-    until(lambda: all(flow.call("runs.get", runId=run)["status"] == "completed" for run in runs))
+    eventually(approved)
+    eventually(lambda: all(flow.call("runs.get", runId=run)["status"] == "completed" for run in runs))
     return runs
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 from tests.world.application import Application, Delivered
 from tests.world.serving import Served, serving
-from tests.world.waiting import until
 
 from holdfast import App, Status, on_status
 from holdfast.errors import InvocationStatusTransitionError, StepNotFound, UsageError
@@ -90,7 +89,7 @@ def test_why_tells_a_failing_application_from_a_missing_server() -> None:
         with serving(app) as served:
             run = served.client.run()
             served.client.queue(run, baseUrl=application.url)
-            until(lambda: "the last answer was HTTP 502" in handle(served, run).explain())
+            eventually(lambda: "the last answer was HTTP 502" in handle(served, run).explain())
             assert f"a delivery to {application.url}, attempt 2 of 48" in handle(served, run).explain()
             served.stop()
         assert "No server delivers: start one with `holdfast world serve`." in handle(served, run).explain()
@@ -147,7 +146,7 @@ def test_a_rerun_is_a_new_run_with_the_same_input_and_a_message() -> None:
             old["workflowName"],
         )
         assert fresh["attributes"]["$rerunOf"] == run
-        until(lambda: application.got)
+        eventually(lambda: application.got)
         assert application.got[0].message == {"runId": fresh["runId"]}
 
 
@@ -157,7 +156,7 @@ def test_a_sleeping_run_is_woken() -> None:
         run = a_run_with_everything(served)
         handle(served, run).wake()
         assert served.client.call("events.list", runId=run)["data"][-1]["eventType"] == "wait_completed"
-        until(lambda: application.got)
+        eventually(lambda: application.got)
         with pytest.raises(InvocationStatusTransitionError, match="does not sleep"):
             handle(served, run).wake()
 

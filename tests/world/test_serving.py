@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 from tests.world.application import Application, Delivered
 from tests.world.serving import Client, Served, serving
-from tests.world.waiting import until
 
 from holdfast import App
 from holdfast.errors import ConfigurationError
@@ -53,7 +52,7 @@ def test_a_run_from_its_start_to_its_end(client: Client) -> None:
         client.call("start", baseUrl=application.url)
         run = client.run()
         id = client.queue(run, baseUrl=application.url, headers={"x-mine": "1"})
-        until(lambda: application.got)
+        eventually(lambda: application.got)
         (got,) = application.got
         assert (got.path, got.message) == ("/.well-known/workflow/v1/flow", {"runId": run})
         assert {name: got.headers[name] for name in got.headers if name.startswith("x-")} == {
@@ -97,7 +96,7 @@ def test_a_task_in_python_is_submitted_once(served: Served) -> None:
 def test_large_messages_are_delivered_whole(client: Client) -> None:
     with Application() as application:
         client.queue("r", message={"runId": "r", "input": b"x" * 2_000_000}, baseUrl=application.url)
-        until(lambda: application.got)
+        eventually(lambda: application.got)
         assert len(application.got[0].message["input"]["$b"]) > 2_000_000
 
 
@@ -112,7 +111,7 @@ def test_an_application_that_hangs_is_asked_again_and_that_counts() -> None:
 
     with make_app(world_delivery_timeout=1) as app, Application(answer) as application, serving(app) as served:
         id = served.client.queue("r", baseUrl=application.url)
-        until(lambda: app.runtime.run(world_messages(app).get(id)).status == "success")
+        eventually(lambda: app.runtime.run(world_messages(app).get(id)).status == "success")
         assert [each.attempt for each in application.got] == [1, 2]
         assert "no answer within 1s" in app.runtime.run(world_messages(app).get(id)).errors[0].error.message
         goes_on.set()
@@ -122,7 +121,7 @@ def test_another_server_of_holdfast_is_no_application(client: Client, served: Se
     with make_app() as app, serving(app) as other:
         id = client.queue("r", baseUrl=other.client.url)
         messages = world_messages(served.app)
-        until(lambda: served.app.runtime.run(messages.get(id)).errors)
+        eventually(lambda: served.app.runtime.run(messages.get(id)).errors)
         (failure, *_) = served.app.runtime.run(messages.get(id)).errors
         assert "leads to a server of Holdfast" in failure.error.message
         assert "it does not count" in failure.error.message
@@ -226,7 +225,7 @@ def test_readers_that_leave_free_what_is_behind_them(served: Served) -> None:
     for _ in range(20):
         with served.client.stream(run, "out") as frames:
             assert frames.status == 200
-    until(lambda: len(asyncio.all_tasks(served.app.runtime.opened().bridge._thread.loop)) <= before + 2)
+    eventually(lambda: len(asyncio.all_tasks(served.app.runtime.opened().bridge._thread.loop)) <= before + 2)
 
 
 # --- access
@@ -267,7 +266,7 @@ def test_a_child_delivers_nothing_before_start() -> None:
         assert served.client.call("runs.list")["data"] == []
         assert app.runtime.runners == set()
         served.client.call("start", baseUrl=application.url)
-        until(lambda: application.got)
+        eventually(lambda: application.got)
 
 
 def test_a_stop_waits_for_a_delivery_that_calls_the_server_until_it_is_done() -> None:
@@ -326,7 +325,7 @@ def test_it_is_mounted_in_another_application() -> None:
             assert client.post("/world/v1/start", json={"baseUrl": application.url}).json() == {}
             given = {"queueName": "__wkf_workflow_x", "message": {"runId": "r"}, "operationId": "o"}
             assert client.post("/world/v1/queue", json=given).status_code == 200
-            until(lambda: application.got)
+            eventually(lambda: application.got)
             assert client.post("/world/v1/queue", json={}, headers={"authorization": ""}).status_code == 401
 
 

@@ -7,6 +7,7 @@ been done. Names sort by the store's time. Retention needs no duty: every entry 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord, StoreError
 from holdfast.ids import derived_id
 from holdfast.model.decoding import Moment, ahead
+from holdfast.model.names import counted
 from holdfast.model.records import FOREVER, Entry, entry_reader
 from holdfast.runtime.engine import Engine
 from holdfast.showing import brief, without_secrets
@@ -24,7 +26,9 @@ from holdfast.telemetry.events import DutyFailed
 
 AUDIT, OUTCOME = "audit", "audit.outcome"
 BEGUN, DONE, FAILED = "begun", "done", "failed"
-_LONGEST = 500
+MANY = "(several)"  # the subject of records with several targets
+_LONGEST, _LONGEST_TARGET = 500, 2_000  # a search has up to 1,000
+_NOUNS = {"archive": "invocation", "invocation": "invocation", "world": "message"}
 _AT_ONCE, _MOST_LOOKED = 200, 2_000
 _MILLISECOND = 0.001
 
@@ -36,13 +40,16 @@ class Action(NamedTuple):
     via: str
     source: str
     name: str  # queue.pause
-    target: str = ""  # the id or name of what it changes
+    targets: Sequence[str] = ()  # the ids or names of what it changes
     reason: str = ""
     twin: str = ""  # the command that does the same
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An action. `outcome` is "begun", "done" or "failed", `detail` the error, `ended_at` the time of the outcome."""
+    """An action. `outcome` is "begun", "done" or "failed", `detail` the error, `ended_at` the time of the outcome.
+
+    An action on several has all of them in `targets`, and their number in words as its `target`.
+    """
 
     id: str = ""
     at: Moment
@@ -51,6 +58,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     source: str = ""
     action: str
     target: str = ""
+    targets: tuple[str, ...] = ()
     reason: str = ""
     twin: str = ""
     outcome: str = BEGUN
@@ -78,7 +86,7 @@ class AuditFilter(NamedTuple):
         return (
             kept_text(self.who) in ("", record.who)
             and self.action in ("", record.action, *record.action.split("."))
-            and kept_text(self.target) in ("", record.target)
+            and _kept_target(self.target) in ("", record.target, *record.targets)
         )
 
 
@@ -105,6 +113,7 @@ class AuditLog:
     async def begin(self, action: Action) -> AuditRecord:
         """Store the record of an action that is about to be done. Raises `StoreError`: then it must not be done."""
         at = self._last = max(self._store.now(), self._last + _MILLISECOND)
+        names = tuple(_kept_target(without_secrets(each)) for each in action.targets)
         record = AuditRecord(
             id=derived_id(self._engine.ids.operation(), at=at),
             at=at,
@@ -112,12 +121,18 @@ class AuditLog:
             via=action.via,
             source=kept_text(action.source),
             action=action.name,
-            target=kept_text(without_secrets(action.target)),
+            target=counted(len(names), _NOUNS.get(action.name.partition(".")[0], "name"))
+            if names[1:]
+            else "".join(names),
+            targets=names if names[1:] else (),
             reason=kept_text(without_secrets(action.reason)),
-            twin=kept_text(without_secrets(action.twin)),
+            twin=_kept_target(without_secrets(action.twin)),
         )
-        body = msgspec.json.encode(msgspec.structs.replace(record, id=""))
-        if not await self._store.put_entry(self._entry(AUDIT, record, body, record.target or None)):
+        body, subject = (
+            msgspec.json.encode(msgspec.structs.replace(record, id="")),
+            MANY if names[1:] else record.target,
+        )
+        if not await self._store.put_entry(self._entry(AUDIT, record, body, subject or None)):
             raise StoreError(f"the audit record of {record.action} could not be stored: its id is taken. Try again.")
         crashpoint("audit.begun")
         return record
@@ -139,15 +154,9 @@ class AuditLog:
         may have fewer than `limit` and a cursor all the same.
         """
         found: list[AuditRecord] = []
+        at_once = limit if where == AuditFilter() else _AT_ONCE
         for _ in range(_MOST_LOOKED // _AT_ONCE):
-            entries = await self._store.entries(
-                self._app,
-                AUDIT,
-                order=EntryOrder.LATEST,
-                limit=_AT_ONCE if where != AuditFilter() else limit,
-                before=before,
-                subject=kept_text(where.target) if where.target else None,
-            )
+            entries, is_more = await self._entries(where.target, at_once, before)
             for entry in entries:
                 before = entry.name
                 if (record := await self._read(entry)) is None:
@@ -158,9 +167,25 @@ class AuditLog:
                     found.append(record)
                 if len(found) == limit:
                     return AuditPage(await self._with_outcomes(found), before)
-            if len(entries) < _AT_ONCE:
+            if not is_more:
                 return AuditPage(await self._with_outcomes(found), None)
         return AuditPage(await self._with_outcomes(found), before)
+
+    async def _entries(self, target: str, limit: int, before: str | None) -> tuple[Sequence[Entry], bool]:
+        """Return records, newest first, and whether there may be more: those of a target by its index, together with
+        those that have several targets.
+        """
+        found: list[Entry] = []
+        complete_from = ""  # of a read that was cut, older ones are not known
+        for subject in (_kept_target(target), MANY) if target else (None,):
+            entries = await self._store.entries(
+                self._app, AUDIT, order=EntryOrder.LATEST, limit=limit, before=before, subject=subject
+            )
+            found += entries
+            if len(entries) == limit:
+                complete_from = max(complete_from, entries[-1].name)
+        known = [entry for entry in found if entry.name >= complete_from]
+        return sorted(known, key=lambda entry: entry.name, reverse=True), bool(complete_from)
 
     async def _read(self, entry: Entry) -> AuditRecord | None:
         try:
@@ -185,6 +210,16 @@ class AuditLog:
         ]
 
 
-def kept_text(text: str) -> str:
+def kept_text(text: str, longest: int = _LONGEST) -> str:
     """Return a text as it is kept: one that every store can hold, and not too long."""
-    return brief(text.encode("utf-8", "backslashreplace").decode(), _LONGEST)
+    return brief(text.encode("utf-8", "backslashreplace").decode(), longest)
+
+
+def _kept_target(text: str) -> str:
+    return kept_text(text, _LONGEST_TARGET)
+
+
+def twin_of(command: str, words: Sequence[str]) -> str:
+    """Return the command that does an action; if its words are too long to be kept, it says how many there are."""
+    whole = " ".join([command, *map(shlex.quote, words)])
+    return whole if len(whole) <= _LONGEST_TARGET or len(words) < 2 else f"{command} (with {len(words)} names)"

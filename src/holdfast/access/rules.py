@@ -28,7 +28,7 @@ NEW_KEY_SECONDS = 30 * 86_400.0
 
 _TOKEN = re.compile(r"hf_(?P<id>[a-z2-7]{8})_(?P<secret>[A-Za-z0-9_-]{43})")
 _COOKIE = re.compile(
-    r"(?P<token>[a-z2-7]{8}|api_token)\.(?P<end>[1-9][0-9]{0,11})\.(?P<proof>[A-Za-z0-9_-]{43})\."
+    r"(?P<token>[a-z2-7]{8}|api_token)\.(?P<id>[a-z2-7]{8})\.(?P<end>[1-9][0-9]{0,11})\.(?P<proof>[A-Za-z0-9_-]{43})\."
     r"(?P<key>[a-z2-7]{8})\.(?P<mac>[A-Za-z0-9_-]{43})"
 )
 
@@ -108,6 +108,7 @@ class Session(NamedTuple):
     """What a valid cookie says."""
 
     token: str  # the id of its token
+    id: str
     ends_at: float
     proof: str
 
@@ -131,7 +132,7 @@ def with_key(ring: KeyRing, key: SigningKey, session_seconds: float) -> KeyRing:
 
 
 def cookie_text(key: SigningKey, app: str, session: Session) -> str:
-    signed = f"{session.token}.{int(session.ends_at)}.{session.proof}.{key.id}"
+    signed = f"{session.token}.{session.id}.{int(session.ends_at)}.{session.proof}.{key.id}"
     return f"{signed}.{_mac(key, 'session', app, signed)}"
 
 
@@ -147,7 +148,7 @@ def session_in(cookie: str, ring: KeyRing, app: str, now: float) -> Session | No
     if key is None or not hmac.compare_digest(_mac(key, "session", app, signed), mac):
         return None
     ends_at = float(found["end"])
-    return Session(found["token"], ends_at, found["proof"]) if now < ends_at < TOO_LATE else None
+    return Session(found["token"], found["id"], ends_at, found["proof"]) if now < ends_at < TOO_LATE else None
 
 
 def csrf_text(key: SigningKey, app: str, subject: str) -> str:

@@ -7,7 +7,7 @@ token that was revoked is refused after that time at the latest.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from holdfast.access.rules import (
     ROLES,
     SECRET_BYTES,
     KeyRing,
+    Session,
     TokenRecord,
     check_token,
     digest_of,
@@ -35,9 +36,13 @@ from holdfast.model.records import Entry, entry_reader
 from holdfast.runtime.engine import Engine
 
 TOKEN, KEYS = "access.token", "access.keys"
+ENDED = "access.ended"  # entries of sessions that their users have ended
+CLOSED = "access.closed"  # an entry that is there once a token was made, and when its tokens are gone, too
 FRESH_SECONDS = 5.0
 _NEW_SECONDS = 1.0
 MOST_TOKENS = 1_000
+_MOST_SESSIONS = 1_000  # that a process remembers; another one is looked up
+_SPARE_SECONDS = 60.0  # how long an ended session is kept behind its end
 _LISTED_AFTER_SECONDS = 30 * 86_400.0  # how long an expired token is listed
 _USED_SECONDS = 3_600.0
 _TRIES = 5
@@ -52,6 +57,8 @@ class KnownAccess(NamedTuple):
     tokens: Mapping[str, TokenRecord]
     ring: KeyRing
     stale_at: float
+    is_closed: bool = False  # a token was made: nothing is open to all programs of this machine
+    sessions: Mapping[str, bool] = {}  # that are in use here: whether their users have ended them
 
 
 class AccessTokens:
@@ -89,6 +96,7 @@ class AccessTokens:
             created_by=by,
             expires_at=ahead(now, seconds),
         )
+        await self._close()
         if not await self._store.put_entry(self._entry(record, 1)):
             raise StoreError(f"the token '{name}' could not be stored: its id is taken. Try again.")
         return record, text
@@ -98,20 +106,40 @@ class AccessTokens:
         found = [record for _, record in await self._read()]
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
-    async def revoke(self, name: str) -> TokenRecord:
-        """Remove a token, by its name or id. Raises `UsageError` if there is none, `StoreError` if one is left."""
-        meant = [record for _, record in await self._read() if name in (record.name, record.id)]
+    async def revoke(self, name: str) -> tuple[TokenRecord, bool]:
+        """Remove a token, by its name or id. Return it, and whether it was the last one: without tokens, the web app
+        stays closed; see `open`. Raises `UsageError` if there is none, `StoreError` if one is left.
+        """
+        there = [record for _, record in await self._read()]
+        meant = [record for record in there if name in (record.name, record.id)]
         left = [record.id for record in meant]  # two, if they were made at the same time
         for _ in range(_TRIES):
             if not left:
                 break
-            there = await self._store.entries(self._app, TOKEN, left)
-            left = [entry.name for entry in there if not await self._store.remove_entry(entry)]  # its use was noted
+            entries = await self._store.entries(self._app, TOKEN, left)
+            left = [entry.name for entry in entries if not await self._store.remove_entry(entry)]  # its use was noted
         if left:
             raise StoreError(f"the token '{name[:80]}' could not be removed: it changed meanwhile. Try again.")
         for record in meant:
-            return record
+            return record, not self._good(each for each in there if each not in meant)
         raise UsageError(f"there is no token '{name[:80]}': see holdfast access token list")
+
+    async def open(self) -> None:
+        """Let programs of this machine in without a token, as before the first one was made. Raises `UsageError` if
+        there are tokens that have not expired.
+        """
+        if there := self._good(await self.list()):
+            names = ", ".join(each.name for each in there[:5])
+            raise UsageError(f"there are tokens: {names}; revoke them first: holdfast access token revoke NAME")
+        for entry in await self._store.entries(self._app, CLOSED):
+            await self._store.remove_entry(entry)
+
+    def _good(self, tokens: Iterable[TokenRecord]) -> Sequence[TokenRecord]:
+        now = self._store.now()
+        return [each for each in tokens if now < each.expires_at]
+
+    async def _close(self) -> None:
+        await self._store.put_entry(Entry(app=self._app, kind=CLOSED, name="closed", body=b"{}"))
 
     # --- for the web app
 
@@ -129,8 +157,11 @@ class AccessTokens:
         if again or not self.is_fresh:
             found = await self._read()
             _, ring = await self._ring()
+            is_closed = bool(await self._store.entries(self._app, CLOSED) or self._good(each for _, each in found))
+            ended = await self._ended(list(self.known.sessions)) if self.known.sessions else ()
             tokens = {record.id: record for _, record in found}
-            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS)
+            sessions = {id: is_ended or id in ended for id, is_ended in self.known.sessions.items()}
+            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS, is_closed, sessions)
 
     def valid(self, token: str) -> TokenRecord | None:
         """Return the token that a request carries; None if it is unknown or has expired."""
@@ -145,6 +176,26 @@ class AccessTokens:
         if record is None or not is_secret_of(proof, record.proof_digest):
             return None
         return record if self._store.now() < record.expires_at else None
+
+    async def is_ended(self, id: str) -> bool:
+        """Return whether the user of a session has ended it. It is read now, and from then on with the tokens."""
+        if id not in self.known.sessions:
+            self._note_session(id, id in await self._ended([id]))
+        return self.known.sessions[id]
+
+    async def end_session(self, session: Session) -> None:
+        """End a session: here at once, in other processes when they read again. Raises `StoreError`."""
+        until = ahead(session.ends_at, _SPARE_SECONDS)
+        await self._store.put_entry(Entry(app=self._app, kind=ENDED, name=session.id, body=b"{}", keep_until=until))
+        self._note_session(session.id, True)
+
+    def _note_session(self, id: str, is_ended: bool) -> None:
+        is_ended = is_ended or self.known.sessions.get(id, False)
+        there = list(self.known.sessions.items())[-_MOST_SESSIONS + 1 :]
+        self.known = self.known._replace(sessions={**dict(there), id: is_ended})
+
+    async def _ended(self, ids: Sequence[str]) -> set[str]:
+        return {entry.name for entry in await self._store.entries(self._app, ENDED, ids)}
 
     def is_use_due(self, record: TokenRecord) -> bool:
         """Return whether the use of a token is to be noted: once an hour."""

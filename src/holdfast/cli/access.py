@@ -47,7 +47,7 @@ def tokens(out: Output, app: App) -> None:
 def create(
     out: Output,
     app: App,
-    token_name: Annotated[str, Argument(metavar="NAME", help="Who has it: ci, or ann. It is in the audit record.")],
+    token_name: Annotated[str, Argument(metavar="NAME", help="Its user: ci, or ann. It is in the audit record.")],
     role: Annotated[str, Option(help="viewer: reads; operator: pauses, cancels, reruns; admin: all.")] = "viewer",
     expires: Annotated[str, Option(metavar="DURATION", help="How long it is good, up to 3650d.")] = "90d",
 ) -> None:
@@ -72,9 +72,26 @@ def create(
 @command(action="token.revoke", target="token")
 def revoke(out: Output, app: App, token: Annotated[str, Argument(metavar="NAME", help="Its name, or its id.")]) -> None:
     """End a token and the sessions that were begun with it, within 5 s."""
-    record = reach.with_engine(app, lambda engine: engine.part(AccessTokens).revoke(token))
-    out.document({"id": record.id, "name": record.name, "revoked": True})
+    record, is_last = reach.with_engine(app, lambda engine: engine.part(AccessTokens).revoke(token))
+    out.document({"id": record.id, "name": record.name, "revoked": True, "last": is_last})
     out.line(f"the token of {record.name} is revoked; servers refuse it within 5 s")
+    if is_last:
+        out.aside(
+            "it was the last one, and pages and API stay closed. To get in, make another: holdfast access token "
+            "create; or let programs of this machine in without: holdfast access open"
+        )
+
+
+@command(action="access.open")
+def open_again(out: Output, app: App) -> None:
+    """Let programs of this machine in without a token again, once the last one is gone.
+
+    It is for 'holdfast monitor' on a loopback address: any user of this machine is an admin there. Other addresses,
+    and apps with tokens, api_token or a proxy, stay as they are.
+    """
+    reach.with_engine(app, lambda engine: engine.part(AccessTokens).open())
+    out.document({"open": True})
+    out.line("programs of this machine are let in without a token, within 5 s")
 
 
 def _facts(record: TokenRecord, now: float) -> dict[str, object]:

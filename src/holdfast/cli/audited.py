@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import typer
 
-from holdfast.access.audit import DONE, FAILED, Action, AuditLog, AuditRecord
+from holdfast.access.audit import DONE, FAILED, Action, AuditLog, AuditRecord, twin_of
 from holdfast.app import App
 from holdfast.cli.output import Output
 from holdfast.runtime.engine import Engine
@@ -105,9 +104,9 @@ class _Act:
             via=VIA,
             source=socket.gethostname(),
             name=wanted.name,
-            target=" ".join(found) or " ".join(option.removeprefix("--") for option in options),
+            targets=found or ([" ".join(option.removeprefix("--") for option in options)] if options else []),
             reason=wanted.reason,
-            twin=" ".join([wanted.command, *map(shlex.quote, found or options)]),
+            twin=twin_of(wanted.command, found or options),
         )
 
     def _words(self) -> list[str]:

@@ -31,6 +31,7 @@ from holdfast.ids import is_id
 from holdfast.masking import mask_url
 
 AsJson = Annotated[bool, Option("--json", help="Answer with one JSON document, errors too.")]
+AppArgument = Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")]
 AppOption = Annotated[
     str | None,
     Option("--app", metavar="APP", help="module:attribute; else HOLDFAST_APP, else the only app in this folder."),
@@ -64,6 +65,13 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "name": (NameOption, None),
     "json": (AsJson, False),
 }
+
+
+def app_of(argument: str | None, option: str | None) -> str | None:
+    """Return the app that a command is given, as an argument or by --app. Raises `UsageError` if these differ."""
+    if argument and option and argument != option:
+        raise UsageError(f"the app is named twice: {argument}, and --app {option}")
+    return argument or option
 
 
 def command(

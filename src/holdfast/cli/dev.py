@@ -26,16 +26,16 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from holdfast.cli import logs
-from holdfast.cli.command import AppOption, Needs, command
+from holdfast.cli.command import AppArgument, AppOption, Needs, app_of, command
 from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.output import Output
 from holdfast.cli.reloading import LOOK_SECONDS, Reload, files_now, start_anew, stop_with_parent
 from holdfast.cli.run import SAME_SIGNAL_SECONDS, LogOptions, ServeOptions, importable
-from holdfast.errors import ConfigurationError, UsageError
+from holdfast.errors import ConfigurationError
 from holdfast.executors.terminal import outlive_the_terminal
 from holdfast.web import missing_extra
 
@@ -47,7 +47,7 @@ _READY = b"ready"
 def dev(
     out: Output,
     *,
-    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app: AppArgument = None,
     app_option: AppOption = None,
     serve: ServeOptions,
     workers: Annotated[int, Option(help="Worker processes; 0 runs the tasks in the runner.", min=0, max=1000)] = 1,
@@ -68,11 +68,9 @@ def dev(
         import holdfast.web.serving  # noqa: F401
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    if app and app_option and app != app_option:
-        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    app = app_of(app, app_option)
     logs.configure(lines.log_format, lines.log_level)
     outlive_the_terminal()
-    app = app or app_option
     common = [*_arguments(lines), *(["--app", app] if app else [])]
     with _taken(out, port) as taken, _StopSignals() as stop:
         pages = _Child("dev-pages", "--listen", str(taken.fileno()), *common, inherited=taken.fileno())
@@ -80,7 +78,7 @@ def dev(
         try:
             if pages.is_ready(stop):
                 children.append(_Child("run", "--reload", "--workers", str(workers), *_arguments(serve), *common))
-                _tell(out, f"http://{HOST}:{taken.getsockname()[1]}", is_opened=not no_open)
+                _show_address(out, f"http://{HOST}:{taken.getsockname()[1]}", is_opened=not no_open)
             failed = _watched(children, stop)
         finally:
             for child in reversed(children):
@@ -90,7 +88,7 @@ def dev(
     out.line("stopped")
 
 
-def _tell(out: Output, address: str, *, is_opened: bool) -> None:
+def _show_address(out: Output, address: str, *, is_opened: bool) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
     out.line(f"open {address} (Ctrl-C stops all)")
     sys.stdout.flush()

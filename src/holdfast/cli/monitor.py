@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from holdfast.app import App
 from holdfast.cli import logs
-from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
+from holdfast.cli.command import AppArgument, AppOption, NameOption, Needs, UrlOption, app_of, command, opened
 from holdfast.cli.output import Output
 from holdfast.cli.run import LogOptions
-from holdfast.errors import UsageError
 from holdfast.web import missing_extra
 
 
@@ -19,7 +18,7 @@ from holdfast.web import missing_extra
 def monitor(
     out: Output,
     *,
-    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app: AppArgument = None,
     app_option: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
@@ -37,16 +36,15 @@ def monitor(
         from holdfast.web.serving import refuse_open_address, serve
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    if app and app_option and app != app_option:
-        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    app = app_of(app, app_option)
     logs.configure(lines.log_format, lines.log_level)
-    with opened(out, Needs.STORE, app=app or app_option, url=url, name=name) as chosen:
+    with opened(out, Needs.STORE, app=app, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
         refuse_open_address(host, chosen.runtime)
-        serve(chosen, host, port, started=lambda address: _tell(out, address))
+        serve(chosen, host, port, started=lambda address: _show_address(out, address))
 
 
-def _tell(out: Output, address: str) -> None:
+def _show_address(out: Output, address: str) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
     out.line(f"open {address} (Ctrl-C stops it)")
     out.line(f"the HTTP API is at {address}/api/v1")

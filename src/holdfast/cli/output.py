@@ -216,20 +216,20 @@ class _Table:
 
 def terminal_width() -> int:
     """Return the width of the terminal; 80 if it is unknown."""
-    try:
-        wide = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns)
-    except (OSError, ValueError):
-        return 80
-    return max(wide, 40) if wide > 0 else 80
+    return _of_terminal("COLUMNS", 0, 80, least=40)
 
 
 def terminal_height() -> int:
     """Return the height of the terminal; 24 if it is unknown."""
+    return _of_terminal("LINES", 1, 24, least=5)
+
+
+def _of_terminal(variable: str, index: int, unknown: int, *, least: int) -> int:
     try:
-        high = int(os.environ.get("LINES") or os.get_terminal_size(sys.stdout.fileno()).lines)
+        size = int(os.environ.get(variable) or os.get_terminal_size(sys.stdout.fileno())[index])
     except (OSError, ValueError):
-        return 24
-    return max(high, 5) if high > 0 else 24
+        return unknown
+    return max(size, least) if size > 0 else unknown
 
 
 def _cells(text: str) -> int:

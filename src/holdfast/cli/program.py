@@ -141,7 +141,7 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
         "Serve a World for Workflow DevKit; look at its messages.",
         {"serve": world.serve, "import": world.import_runs},
     ),
-    "access": ("Make, list and revoke tokens of pages and API.", {}),
+    "access": ("Make, list and revoke tokens of pages and API.", {"open": access.open_again}),
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",

@@ -15,7 +15,7 @@ Advance = Callable[[int], object]
 
 @contextmanager
 def walking(out: Output, app: App | None, what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show how many records were looked at: those that the app's engine tells of, and what the caller says."""
+    """Show how many records were read: the app's engine and the caller report them."""
     if out.json or not sys.stderr.isatty():
         yield int
         return
@@ -38,7 +38,7 @@ def walking(out: Output, app: App | None, what: str, total: int | None = None) -
 
 
 class _Walk:
-    """Tells of the records that the engine has looked at."""
+    """Advances the bar by the records that the engine has looked at."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance

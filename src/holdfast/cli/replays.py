@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from holdfast.app import App
 from holdfast.cli import reach
-from holdfast.cli.command import AppOption, InvocationId, Needs, app_with_code, command
+from holdfast.cli.command import AppArgument, AppOption, InvocationId, Needs, app_of, app_with_code, command
 from holdfast.cli.invocations import found
 from holdfast.cli.naming import find_task
 from holdfast.cli.output import FAILED, Output
@@ -57,7 +57,7 @@ class _Checked(NamedTuple):
 @command(Needs.NOTHING)
 def check(
     out: Output,
-    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app: AppArgument = None,
     app_option: AppOption = None,
     tasks: Annotated[
         list[str] | None, Option("--task", help="Only these workflows, by whole or short name; may be repeated.")
@@ -70,9 +70,8 @@ def check(
     A run fits the code; or it diverges, or needs a patch: both calls are named, with file and line. Exits with 1 if
     any run does not fit, so that CI can ask before a deploy. No step runs, and nothing is written.
     """
-    if app and app_option and app != app_option:
-        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
-    with app_with_code(out, app or app_option) as chosen:
+    app = app_of(app, app_option)
+    with app_with_code(out, app) as chosen:
         names = [each for name in tasks or () for each in _workflow(chosen, name)]
         where = filter_of(status=status or _OPEN, task=names)
         stored, more = chosen.runtime.run(ReadModel(chosen.runtime).invocations(where, limit, reach.is_run))

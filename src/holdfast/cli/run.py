@@ -32,11 +32,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
-from typer import Argument, Option
+from typer import Option
 
 from holdfast.app import App
 from holdfast.cli import logs
-from holdfast.cli.command import AppOption, Needs, command
+from holdfast.cli.command import AppArgument, AppOption, Needs, app_of, command
 from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.output import FAILED, Output
@@ -143,7 +143,7 @@ class LogOptions:
 def run(
     out: Output,
     *,
-    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app: AppArgument = None,
     app_option: AppOption = None,
     serve: ServeOptions,
     processes: ProcessOptions,
@@ -162,15 +162,14 @@ def run(
     if processes.parent is not None:
         stop_with_parent(processes.parent)
     given = serve.given()
-    if app and app_option and app != app_option:
-        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    app = app_of(app, app_option)
     before = files_now() if reload else {}
-    with importable(out, app or app_option, before) as chosen:
+    with importable(out, app, before) as chosen:
         chosen.runtime.import_modules()  # before its declarations are read
         runner = chosen.runner(**given)
         limits = processes.limits()
         if processes.workers:
-            start_worker = _worker_command(app or app_option, lines)
+            start_worker = _worker_command(app, lines)
             runner.supervise(functools.partial(_supervisor, chosen, runner, start_worker, limits))
         _note_what_is_idle(out, chosen, list(given["queues"] or {}))
         with contextlib.ExitStack() as around:

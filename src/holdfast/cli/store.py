@@ -62,7 +62,7 @@ def _state(finding: Finding) -> str:
 
 @command(Needs.PLACE)
 def keys(out: Output, app: App) -> None:
-    """Tell which encryption keys the stored values need. Reads everything."""
+    """Show which encryption keys the stored values need. Reads everything."""
     ring = ring_of(app.settings.encryption_keys, app.settings.encryption_keys_file)
     known = () if ring is None else ring.ids
     used = reach.with_store(app, lambda store: KeySurvey(store, app.name).run(known))

@@ -13,11 +13,10 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import logs
-from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
+from holdfast.cli.command import AppArgument, AppOption, NameOption, Needs, UrlOption, app_of, command, opened
 from holdfast.cli.output import Output
 from holdfast.cli.progress import walking
 from holdfast.cli.run import LogOptions
-from holdfast.errors import UsageError
 from holdfast.model.names import counted
 from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.showing import brief, length, moment
@@ -44,7 +43,7 @@ class WhereOptions:
 def serve(
     out: Output,
     *,
-    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app: AppArgument = None,
     app_option: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
@@ -60,19 +59,18 @@ def serve(
         from holdfast.world.serving import WorldServer, heard_signals
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    if app and app_option and app != app_option:
-        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    app = app_of(app, app_option)
     logs.configure(lines.log_format, lines.log_level)
-    with opened(out, Needs.APP, app=app or app_option, url=url, name=name) as chosen:
+    with opened(out, Needs.APP, app=app, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
         server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), is_child=at.child)
         if at.child:
             _stop_with_parent(server.stop)
         with heard_signals(lambda again: server.stop(hurry=again)):
-            server.serve(lambda address: _tell(out, address, at.child))
+            server.serve(lambda address: _show_address(out, address, at.child))
 
 
-def _tell(out: Output, address: str, child: bool) -> None:
+def _show_address(out: Output, address: str, child: bool) -> None:
     if child or out.json:
         print(msgspec.json.encode({"url": address}).decode(), flush=True)
     else:

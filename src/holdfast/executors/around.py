@@ -173,7 +173,7 @@ class _Entered:
                 swallows = self._wait(self._inner.__aexit__(kind, error, trace))
             else:
                 swallows = self._inner.__exit__(kind, error, trace)
-        self._tell_swallowed(swallows, error)
+        self._report_swallowed(swallows, error)
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -192,7 +192,7 @@ class _Entered:
                 swallows = await self._inner.__aexit__(kind, error, trace)
             else:
                 swallows = self._inner.__exit__(kind, error, trace)
-        self._tell_swallowed(swallows, error)
+        self._report_swallowed(swallows, error)
 
     @contextlib.contextmanager
     def _reported(self, error: BaseException | None) -> Any:
@@ -203,13 +203,13 @@ class _Entered:
             raise
         except Exception as wrong:
             if wrong is not error:
-                self._tell("it failed after", wrong)
+                self._report("it failed after", wrong)
 
-    def _tell_swallowed(self, swallows: object, error: BaseException | None) -> None:
+    def _report_swallowed(self, swallows: object, error: BaseException | None) -> None:
         if swallows and error is not None:
-            self._tell("it swallowed the error of", error)
+            self._report("it swallowed the error of", error)
 
-    def _tell(self, what: str, error: BaseException) -> None:
+    def _report(self, what: str, error: BaseException) -> None:
         why = f"{what} {self._about.task if self._about else 'a call'}, whose outcome stands: {error}"
         self._telemetry.emit(HookFailed(f"the middleware {_name(self._make)}", why, error))
 

@@ -59,7 +59,7 @@ class _Checks:
         self.lock = asyncio.Lock()
         self.known: set[str] = set()  # members that have ended, for the next check
         self.begun = 0
-        self.made = 0  # the last one that has succeeded
+        self.made = 0  # the number of the last check that has succeeded
 
 
 class Groups:
@@ -158,7 +158,7 @@ class Groups:
         return after
 
     async def _all_there(self, record: GroupRecord) -> bool:
-        """Return whether all members are stored. None is removed this early, so one that is not there is to come."""
+        """Return whether all members are stored. No member is removed so early: a missing one is yet to come."""
         if record.size == 0:
             return True
         if not all(

@@ -28,6 +28,7 @@ from holdfast.metrics.rules import (
 )
 from holdfast.model.queues import QueueDepth
 from holdfast.runtime.engine import Engine
+from holdfast.telemetry.events import DutyFailed
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATIENCE_SECONDS = 3.0  # for the store
@@ -89,6 +90,9 @@ class Exposition:
             self._known = await self._asked(engine)
         except StoreError:
             self._known = {UP: {(): 0.0}}
+        except Exception as error:
+            self._known = {UP: {(): 0.0}}
+            engine.telemetry.emit(DutyFailed("engine", "ask the store for /metrics", error))
         finally:
             answered = engine.clock.monotonic()
             self._next_question = next_question_at(began, answered) if self._known[UP][()] else answered + FRESH_SECONDS

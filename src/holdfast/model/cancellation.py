@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from holdfast.clock import format_duration
 from holdfast.codec import ErrorRecord
-from holdfast.model.changes import CANCEL_ENTRY, Change, ChangeFacts, Push, change_of, owned
+from holdfast.model.changes import Change, ChangeFacts, Push, change_of, owned
 from holdfast.model.decoding import ahead
 from holdfast.model.records import Cancellation, InboxEntry, InvocationRecord
+from holdfast.model.state_writes import CANCEL_ENTRY
 from holdfast.model.status import FINAL, SOURCES, TABLE, Status
 
 _AT_ONCE = frozenset(status for status in SOURCES[Status.CANCELLED] if not TABLE[status].requires_ownership)

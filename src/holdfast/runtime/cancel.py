@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from holdfast.errors import StoreError
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
-from holdfast.model.changes import Applied, Change, Push, Verdict, apply_to, pushed
+from holdfast.model.changes import Applied, Change, Push, Verdict, apply_to
 from holdfast.model.decoding import ahead
 from holdfast.model.records import CANCEL, ENDED, Cancellation, Hint, InvocationRecord, runner_of, work_hint
+from holdfast.model.state_writes import pushed
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.hints import Wakeup, look_after
 from holdfast.runtime.wait import get_readable, missing, pages

@@ -34,12 +34,15 @@ from holdfast.codec import MARK, Codec, references
 from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable, StreamClosed, TimedOut
 from holdfast.executors import context
 from holdfast.executors.around import CallAround, CallsAround
+from holdfast.executors.begun import BegunCalls
 from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, STOPPED, Call, Interrupted, LetGo, Outcome, Raised, Unfit
 from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import cancelled, deadline_in
 from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.lifespan import Hooks
-from holdfast.executors.local import Deliver, Executor
+from holdfast.executors.local import Deliver, Executor, LoopExecutor, ThreadExecutor
+from holdfast.executors.loop import LoopThread
+from holdfast.executors.processes import ProcessExecutor
 from holdfast.model.crashes import crashes_in_a_row, has_begun_before, kills_in_a_row
 from holdfast.model.parking import GONE
 from holdfast.model.records import PLAIN, InvocationRecord
@@ -49,6 +52,7 @@ from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.notes import NoteWriter
 from holdfast.runtime.outage import Outage, cancel_tasks
+from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
 from holdfast.tracing import CallSpan
 
@@ -78,6 +82,30 @@ _CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
 _KILLS = 2  # beside others that were past their time
 ISOLATED_SLOTS = max(10, 4 * (os.cpu_count() or 1))  # of a worker: each is an interpreter
 CROWDED_SECONDS = 3.0  # after which one looks again for room
+
+
+def new_executor(
+    telemetry: Telemetry,
+    begun: BegunCalls,
+    concurrency: int,
+    coroutines: LoopThread | None,
+    kind: ExecutorKind,
+    deliver: Deliver,
+) -> Executor:
+    """Return an executor for one kind of task; `coroutines` is the loop of the app's hooks."""
+    match kind:
+        case ExecutorKind.THREAD:
+            return ThreadExecutor(concurrency, deliver, begun)
+        case ExecutorKind.LOOP:
+            return LoopExecutor(deliver, telemetry, coroutines, begun)
+        case ExecutorKind.PROCESS:
+            return ProcessExecutor(concurrency, deliver, telemetry, begun=begun)
+        case ExecutorKind.ISOLATED:
+            return ProcessExecutor(
+                ISOLATED_SLOTS, deliver, telemetry, calls_per_process=1, with_hooks=True, begun=begun
+            )
+        case ExecutorKind.WORKFLOW:
+            raise AssertionError("runs have an executor that knows their worker: `Worker._make`")
 
 
 class Ended(NamedTuple):

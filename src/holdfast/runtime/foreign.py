@@ -15,8 +15,8 @@ MAX_DELIVERIES = 48  # of a message
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as people see it. `attempt` is that of the next delivery, or of the one that is under way; `owner` has
-    it since `owned_at`.
+    """A message as people see it. `attempt` counts its deliveries, with the next or the present one; `owner` has it
+    since `owned_at`.
     """
 
     id: str

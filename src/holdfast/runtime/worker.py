@@ -7,10 +7,7 @@ and the slot is free at once: the next claim and the previous settle are written
 A worker that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost,
 and nothing it writes later can be mistaken for the work of the next owner.
 
-Beside the loop: `Audit` compares what the store says that the worker owns with what it knows of. A claim that was still
-executing when its repetition had read, or an end that was given up, leaves work behind in the name of a living owner.
-Work that is unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives
-parked work another try when the code has changed. `Throughput` counts ended calls by queue, for heartbeats.
+What a worker does beside the loop is in `worker_duties`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -29,33 +26,32 @@ from holdfast.executors.begun import BegunCalls
 from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, Raised, Returned, Unfit
 from holdfast.executors.declared import refuse_while_importing
 from holdfast.executors.lifespan import Hooks
-from holdfast.executors.local import Deliver, Executor, LoopExecutor, ThreadExecutor
+from holdfast.executors.local import Deliver, Executor
 from holdfast.executors.loop import LoopThread
-from holdfast.executors.processes import ProcessExecutor
 from holdfast.model import changes
 from holdfast.model.cancellation import is_too_late
-from holdfast.model.changes import Applied, Change
+from holdfast.model.changes import Change
 from holdfast.model.crashes import has_begun_before
 from holdfast.model.limits import is_bounded
 from holdfast.model.names import counted
-from holdfast.model.parking import lacks_key, lock_seconds, may_fit, unfit_code
-from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
+from holdfast.model.parking import lacks_key, lock_seconds, unfit_code
+from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves
 from holdfast.model.sealing import sealed_in
-from holdfast.model.status import FINAL, OWNED, Status
+from holdfast.model.status import FINAL, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of, rates_of
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.execute import ISOLATED_SLOTS, Ended, MakeExecutor, RunningCalls
+from holdfast.runtime.execute import Ended, MakeExecutor, RunningCalls, new_executor
 from holdfast.runtime.hints import Wakeup
 from holdfast.runtime.limits import Limits as RunningLimits
 from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.runtime.release import Releaser
 from holdfast.runtime.settle import Settler, Throughput
-from holdfast.runtime.wait import get_readable, pages
+from holdfast.runtime.wait import get_readable
 from holdfast.runtime.waits import WorkerWaits
-from holdfast.store.contract import Ability, Filter
-from holdfast.telemetry import Telemetry
+from holdfast.runtime.worker_duties import Audit, wake_parked
+from holdfast.store.contract import Ability
 from holdfast.telemetry import events as e
 
 DISCOVERY_SECONDS = 5.0  # how long work in a lane unknown to a runner may wait if its hint was lost
@@ -67,10 +63,6 @@ _CUT_OFF = "its runner cannot reach the store"
 _REVOKED = "its worker did not answer, and had not begun it"
 _GRACE_SECONDS = 1.0  # for user code that was interrupted
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
-AUDIT_SECONDS = 15.0
-AGAIN_SECONDS = 2.0  # suspects are looked at soon: a caller may wait for their end
-_AT_ONCE = 500
-_UNKNOWN = "its owner does not know of it"
 
 
 class Account(msgspec.Struct):
@@ -157,7 +149,7 @@ class Worker:
         coroutines = LoopThread("holdfast-coroutines", engine.telemetry) if hooks else None
         self._around = hooks.around(coroutines) if hooks and coroutines else None
         given = make_executor or functools.partial(
-            _executor, engine.telemetry, self.begun, self._concurrency, coroutines
+            new_executor, engine.telemetry, self.begun, self._concurrency, coroutines
         )
         made = functools.partial(self._make, given, coroutines)
         self._running = RunningCalls(self, engine, self._search, made, hooks)
@@ -741,77 +733,3 @@ class Worker:
 
     def _known(self) -> set[str] | None:
         return None if self._claiming else self._running.records.keys() | self._reserve.ids() | self._settler.busy
-
-
-def _executor(
-    telemetry: Telemetry,
-    begun: BegunCalls,
-    concurrency: int,
-    coroutines: LoopThread | None,
-    kind: ExecutorKind,
-    deliver: Deliver,
-) -> Executor:
-    match kind:
-        case ExecutorKind.THREAD:
-            return ThreadExecutor(concurrency, deliver, begun)
-        case ExecutorKind.LOOP:
-            return LoopExecutor(deliver, telemetry, coroutines, begun)
-        case ExecutorKind.PROCESS:
-            return ProcessExecutor(concurrency, deliver, telemetry, begun=begun)
-        case ExecutorKind.ISOLATED:
-            return ProcessExecutor(
-                ISOLATED_SLOTS, deliver, telemetry, calls_per_process=1, with_hooks=True, begun=begun
-            )
-        case ExecutorKind.WORKFLOW:
-            raise AssertionError("runs have an executor that knows their worker: `Worker._make`")
-
-
-class Audit:
-    """Find invocations that the store gives to this owner and the worker does not know. `known` returns the invocations
-    that the worker knows, or None while a claim is under way.
-    """
-
-    def __init__(
-        self, engine: Engine, releaser: Releaser, owner: str, known: Callable[[], Collection[str] | None]
-    ) -> None:
-        self._engine = engine
-        self._releaser = releaser
-        self._owner = owner
-        self._known = known
-        self._suspects: set[tuple[str, int]] = set()
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(AGAIN_SECONDS if self._suspects else AUDIT_SECONDS)
-            try:
-                await self._look()
-            except Exception as error:
-                self._engine.telemetry.emit(e.DutyFailed("worker", f"audit {self._owner}", error))
-
-    async def _look(self) -> None:
-        where = Filter(runner=runner_of(self._owner), statuses=OWNED)
-        found = await self._engine.store.find(self._engine.app, where, _AT_ONCE, set_aside=True)
-        known = self._known()
-        if known is None:
-            return  # and those of the last look are still to be looked at
-        strange = [record for record in found if record.owner == self._owner and record.id not in known]
-        left = [record for record in strange if (record.id, record.epoch) in self._suspects]
-        self._suspects = {(record.id, record.epoch) for record in strange}
-        cancelled = [
-            record for record in left if record.status is Status.CANCELLING
-        ]  # no code runs that could end them
-        await self._releaser.end(cancelled, _UNKNOWN)
-        await self._releaser.recover([record for record in left if record not in cancelled], _UNKNOWN)
-
-
-async def wake_parked(engine: Engine, owner: str, tasks: Mapping[str, TaskDefinition]) -> None:
-    store = engine.store
-    where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(tasks))
-    async for parked in pages(store, engine.app, where):
-        changed = [record for record in parked if may_fit(record.fingerprint, tasks[record.task].fingerprint)]
-        at, why = store.now(), f"{owner} has other code"
-        woken = [changes.woken(record, operation=engine.ids.operation(), at=at, why=why) for record in changed]
-        verdicts = await store.apply(woken)
-        for record, verdict in zip(changed, verdicts, strict=True):
-            if isinstance(verdict, Applied):
-                engine.telemetry.emit(e.Woken(record))

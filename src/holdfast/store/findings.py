@@ -12,7 +12,7 @@ from holdfast.model.names import counted
 from holdfast.store.contract import Finding
 
 SHOWN = 5
-_WALK = 1000  # records, after which a reader is told
+_WALK = 1000  # records between two reports of progress
 
 
 def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Finding:
@@ -32,8 +32,8 @@ def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Find
 
 
 class Reading:
-    """Counts readable and corrupt records, and tells how many were read. Pages come in the order of their logs, so that
-    a missing one is noticed.
+    """Counts readable and corrupt records, and reports how many were read. Pages come in the order of their logs, so
+    that a missing one is noticed.
     """
 
     def __init__(self, walked: Callable[[int], object]) -> None:

@@ -19,12 +19,9 @@ from holdfast.model import changes, run_changes
 from holdfast.model.changes import (
     APPLIED,
     APPLIED_AGAIN,
-    CANCEL_ENTRY,
     CHILDREN,
     FULL,
     HOOKS,
-    MAX_INBOX_BYTES,
-    MAX_INBOX_ENTRIES,
     MISSING,
     PARENT,
     Change,
@@ -33,8 +30,6 @@ from holdfast.model.changes import (
     RunUpdate,
     Write,
     apply_to,
-    pushed,
-    without_entries,
 )
 from holdfast.model.limits import Limit
 from holdfast.model.log import APPENDED, MAX_BEHIND, Behind, Fenced, Page
@@ -48,6 +43,7 @@ from holdfast.model.records import (
     RunState,
     Terms,
 )
+from holdfast.model.state_writes import CANCEL_ENTRY, MAX_INBOX_BYTES, MAX_INBOX_ENTRIES, pushed, without_entries
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Ability, Filter, Order, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put, there

@@ -21,20 +21,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
 from holdfast.ids import InvocationId
-from holdfast.model.changes import (
-    APPLIED,
-    CANCEL_ENTRY,
-    MAX_INBOX_BYTES,
-    Applied,
-    Change,
-    MoveUp,
-    NoteUpdate,
-    Push,
-    RunUpdate,
-    StreamMark,
-    kept_until,
-    without_entries,
-)
+from holdfast.model.changes import APPLIED, Applied, Change, MoveUp, NoteUpdate, Push, RunUpdate, StreamMark, kept_until
 from holdfast.model.claims import Claim
 from holdfast.model.limits import Limit, Release
 from holdfast.model.log import Page
@@ -53,6 +40,7 @@ from holdfast.model.records import (
     Terms,
     lane_of,
 )
+from holdfast.model.state_writes import CANCEL_ENTRY, MAX_INBOX_BYTES, without_entries
 from holdfast.model.status import FINAL, OWNED, TABLE, Status
 from holdfast.store.contract import EntryOrder, Filter, Order, Store
 from holdfast.store.memory.store import MemoryStore

@@ -44,10 +44,10 @@ class EnteredSpan(Protocol):
 
 
 class Tracer:
-    """Make the spans of one app. Without `tells_errors` they have only the types of errors. Raises `MissingExtra`."""
+    """Make the spans of one app. Without `shows_errors` they have only the types of errors. Raises `MissingExtra`."""
 
-    def __init__(self, *, tells_errors: bool = True) -> None:
-        self._tells_errors = tells_errors
+    def __init__(self, *, shows_errors: bool = True) -> None:
+        self._shows_errors = shows_errors
         try:
             from opentelemetry import context, trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -70,8 +70,8 @@ class Tracer:
             f"submit {task}",
             kind=self._trace.SpanKind.PRODUCER,
             attributes=facts,
-            record_exception=self._tells_errors,
-            set_status_on_exception=self._tells_errors,
+            record_exception=self._shows_errors,
+            set_status_on_exception=self._shows_errors,
         )
 
     def passed(self, record: InvocationRecord) -> InvocationRecord:
@@ -142,7 +142,7 @@ class Tracer:
         """Mark a span as failed."""
         if error is not None:
             facts = {"exception.type": error.type_name.replace(":", ".")}
-            if self._tells_errors:
+            if self._shows_errors:
                 facts["exception.message"] = _plain(error.message)
                 facts["exception.stacktrace"] = without_secrets(error.traceback)
             else:

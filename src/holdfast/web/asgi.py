@@ -42,7 +42,8 @@ class ServedApp(Protocol):
 
 class WebApp:
     """Serve one app over HTTP. `is_local` is for the server of ``holdfast monitor`` on a loopback address only: there,
-    programs of this machine are answered without a token, as long as there is none. `user` tells the user of a host.
+    programs of this machine are answered without a token, as long as there is none. `user` names the user of a request
+    to a host.
     """
 
     def __init__(self, app: ServedApp, *, is_local: bool = False, user: HostUser | None = None) -> None:

@@ -5,14 +5,13 @@ and its outcome after it. If the record cannot be stored, nothing is done.
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from holdfast.access.audit import DONE, FAILED, Action, AuditLog
+from holdfast.access.audit import DONE, FAILED, Action, AuditLog, twin_of
 from holdfast.errors import HoldfastError
 from holdfast.showing import error_text
 from holdfast.web.documents import Document
@@ -20,6 +19,7 @@ from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, Render
 
 TWINS = {
+    "access.open": "access open",
     "archive.purge": "purge",
     "archive.rerun": "rerun",
     "archive.retain": "archive retain",
@@ -65,11 +65,9 @@ def action_of(route: ApiRoute, asked: Asked) -> Action | None:
         via=who.via,
         source=who.source,
         name=route.action,
-        target=" ".join(names or options),
+        targets=[" ".join(names or options)] if asked.path or options else names,
         reason=getattr(asked.body, "reason", ""),
-        twin=""
-        if twin is None
-        else shlex.join(["holdfast", *twin.split(), *(names or [f"--{each}" for each in options])]),
+        twin="" if twin is None else twin_of(f"holdfast {twin}", names or [f"--{each}" for each in options]),
     )
 
 
@@ -124,7 +122,7 @@ async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[Ren
 
 
 def _said_of(error: Exception) -> str:
-    """Return what the record says of an error. The text of one that is not ours may hold anything."""
+    """Return what the record says of an error. The text of another library's exception may hold anything."""
     if isinstance(error, Problem):
         return f"{error.title}: {error.detail}"
     name = type(error).__name__

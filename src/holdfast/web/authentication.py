@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from holdfast.access.rules import (
     ROLES,
     SETTING,
+    Session,
     TrustedProxy,
     csrf_text,
     digest_of,
@@ -29,8 +31,16 @@ from holdfast.access.tokens import AccessTokens
 from holdfast.errors import ConfigurationError, StoreReadOnly
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.web.principals import Principal, Role
-from holdfast.web.problems import Problem
-from holdfast.web.rules import bearer_in, is_allowed_host, is_of_own_page, is_same, names_this_machine
+from holdfast.web.problems import Problem, too_many
+from holdfast.web.rules import (
+    TokenGuesses,
+    bearer_in,
+    is_allowed_host,
+    is_of_own_page,
+    is_same,
+    names_this_machine,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from holdfast.runtime.engine import Engine
@@ -43,6 +53,10 @@ READING = ("GET", "HEAD", "OPTIONS")
 _API_TOKEN = "api_token"
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _NOT_KNOWN = "give a token: 'Authorization: Bearer TOKEN' (holdfast access token create), or log in"
+_LAST_IS_GONE = (
+    "this app had tokens, and has none now. Make one: holdfast access token create; or let programs of this machine in "
+    "without: holdfast access open"
+)
 _OFF = (
     "the web app is off: set api_token (HOLDFAST_API_TOKEN) in the process that serves this app, or make a token: "
     "holdfast access token create"
@@ -58,6 +72,7 @@ class Authentication:
         self.proxy = TrustedProxy(
             settings.proxy_address, settings.proxy_user_header, settings.proxy_role_header, settings.proxy_role
         )
+        self._guesses = TokenGuesses()
         self.cookie = f"holdfast_{digest_of(runtime.name)[:8]}"
 
     async def principal(self, request: Request, *, is_page: bool = False) -> Principal:
@@ -66,7 +81,7 @@ class Authentication:
         found = await self._by_host(request) or await self._by_token(request) or self._by_proxy(request)
         found = found or await self._by_session(request)
         if found is None:
-            return await self._local(request)
+            return await self._local(request, self._count_wrong(request))
         if found.via in ("token", _API_TOKEN):
             return found
         return await self._from_own_page(request, found, is_page=is_page)
@@ -97,7 +112,7 @@ class Authentication:
         """Return whether there is a way to be known, so that nothing is open to all programs of this machine."""
         if self._runtime.settings.api_token or self.proxy.is_set or self._user is not None:
             return True
-        return bool((await self.tokens()).known.tokens)
+        return (await self.tokens()).known.is_closed
 
     # --- the ways
 
@@ -120,13 +135,31 @@ class Authentication:
         return Principal(str(name), role, "host", self.source(request))
 
     async def _by_token(self, request: Request) -> Principal | None:
-        bearer = bearer_in(request.headers)
-        return None if not bearer else await self.of_token(bearer, self.source(request))
+        bearer, source = bearer_in(request.headers), self.source(request)
+        if not bearer:
+            return None
+        key, digest = source_of(source), digest_of(bearer)
+        found = await self.of_token(
+            bearer, source, has_guesses=self._guesses.may_compare(key, digest, self._runtime.clock.monotonic())
+        )
+        if found is not None:
+            self._guesses.was_right(key, digest)
+        return found
 
-    async def of_token(self, given: str, source: str) -> Principal | None:
-        """Return the principal of a token; None if it is not valid."""
+    def _count_wrong(self, request: Request) -> float:
+        """Count the token of a request that nothing else tells the sender of. Return after how many seconds its source
+        may try again; 0 for now.
+        """
+        if not bearer_in(request.headers):
+            return 0.0
+        return self._guesses.was_wrong(source_of(self.source(request)), self._runtime.clock.monotonic())
+
+    async def of_token(self, given: str, source: str, *, has_guesses: bool = True) -> Principal | None:
+        """Return the principal of a token; None if it is not valid. Without guesses, it is not compared with the
+        setting; a token of the store has 256 random bits, which cannot be guessed.
+        """
         token = self._runtime.settings.api_token
-        if token and is_same(given, token):
+        if token and has_guesses and is_same(given, token):
             return Principal(_API_TOKEN, Role.ADMIN, _API_TOKEN, source)
         if not given.startswith("hf_"):
             return None
@@ -153,7 +186,8 @@ class Authentication:
             raise _forbidden(f"the proxy names a role that is none; roles: {', '.join(ROLES)}")
         return Principal(name, Role[role.upper()], "proxy", self.source(request))
 
-    async def _by_session(self, request: Request) -> Principal | None:
+    async def session(self, request: Request) -> Session | None:
+        """Return the session of the cookie, if it has not ended; its token may be gone."""
         cookie = request.cookies.get(self.cookie, "")
         if not cookie:
             return None
@@ -162,20 +196,34 @@ class Authentication:
         session = session_in(cookie, tokens.known.ring, engine.app, engine.store.now())
         if session is None:
             return None
+        is_ended = tokens.known.sessions.get(session.id)
+        if is_ended is None:
+            is_ended = await self._runtime.arun(tokens.is_ended(session.id))
+        return None if is_ended else session
+
+    async def _by_session(self, request: Request) -> Principal | None:
+        session = await self.session(request)
+        if session is None:
+            return None
         if session.token == SETTING:
             token = self._runtime.settings.api_token
             if not token or not is_secret_of(session.proof, digest_of(proof_of(token))):
                 return None
             return Principal(_API_TOKEN, Role.ADMIN, "login", self.source(request))
-        record = tokens.of_session(session.token, session.proof)
+        record = (await self.tokens()).of_session(session.token, session.proof)
         if record is None:
             return None
         return Principal(record.name, Role[record.role.upper()], "login", self.source(request))
 
-    async def _local(self, request: Request) -> Principal:
-        """Return the principal of a program of this machine, where nothing else is set up. Raises `Problem`."""
+    async def _local(self, request: Request, wait: float) -> Principal:
+        """Return the principal of a program of this machine, where nothing else is set up. Raises `Problem`; with
+        `wait`, that too many wrong tokens came from there.
+        """
         if await self.is_set_up():
-            raise _unknown()
+            if wait:
+                raise too_many("too many wrong tokens came from your address", math.ceil(wait))
+            is_last_gone = self._is_local and self._user is None and not (await self.tokens()).known.tokens
+            raise _unknown(_LAST_IS_GONE if is_last_gone and not self._runtime.settings.api_token else _NOT_KNOWN)
         if not self._is_local:
             raise _forbidden(_OFF)
         host = request.headers.get("host", "")
@@ -228,8 +276,8 @@ def is_https(request: Request, proxy: TrustedProxy) -> bool:
     return proxy.is_at(address) and request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
-def _unknown() -> Problem:
-    return Problem(401, "Unauthorised", _NOT_KNOWN, headers={"www-authenticate": 'Bearer realm="holdfast"'})
+def _unknown(why: str) -> Problem:
+    return Problem(401, "Unauthorised", why, headers={"www-authenticate": 'Bearer realm="holdfast"'})
 
 
 def _forbidden(why: str) -> Problem:

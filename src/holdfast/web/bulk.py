@@ -129,7 +129,7 @@ class BulkActions:
 
 
 def _matched(wanted: BulkWanted, deed: Deed) -> Keep:
-    """Return what tells whether an invocation matched at that moment, as far as its status goes, and matches now."""
+    """Return the test whether an invocation matched at that moment, as far as its status goes, and matches now."""
     statuses = statuses_of(wanted.query)
 
     def keep(record: InvocationRecord) -> bool:

@@ -1,12 +1,12 @@
-"""The live feed: which topics have changed, told to any number of listeners by one reader of the store.
+"""The live feed: one reader of the store notifies any number of listeners of the topics that have changed.
 
 While there are listeners, a watcher asks once a second how the topics in use stand, and compares. Each change has a
 number, and the number is the id of an event: a client that comes back with it learns what has changed since. A client
-that comes without one, or with one of another process, is told all of its topics once.
+without a number, or with a number of another process, is notified of all its topics once.
 
-For each listener only the names of topics are kept that it has not been told yet, so a slow one costs nothing more;
-`EventStreamResponse` hangs up on a client that takes nothing. A feed ends by itself after some minutes: the client
-comes back, and its rights are looked at again.
+The feed keeps for each listener the names of topics that are not sent yet, so a slow listener costs nothing more;
+`EventStreamResponse` closes the connection of a client that takes nothing. A feed ends by itself after some minutes:
+the client comes back, and its rights are checked again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed
-from holdfast.web.problems import Problem, internal_error, problem_of, wrong
+from holdfast.web.problems import Problem, internal_error, problem_of, too_many, wrong
 from holdfast.web.reading.topics import INVOCATION, TOPICS, TopicReading, is_topic
 from holdfast.web.sse import Batches, ServerEvent
 
@@ -29,9 +29,9 @@ LOOK_SECONDS = 1.0
 LOST_SECONDS = 10.0  # without an answer, the store counts as away
 LIFE_SECONDS = 900.0
 MOST_TOPICS = 200  # in use, or remembered
+MOST_OF_ONE = 60  # in use by one principal, so that it does not fill the feed for all
 MOST_ASKED = 20  # by one client
-MOST_LISTENERS = 1000
-_FETCHES_PER_SECOND = 20.0  # a client that is told fetches its page: of many clients, each is told more seldom
+_FETCHES_PER_SECOND = 20.0  # a notified client fetches its page: of many clients, each is notified more seldom
 
 Look = Callable[[Collection[str]], Awaitable[Mapping[str, Any]]]
 Pause = Callable[[float], Awaitable[object]]
@@ -45,16 +45,16 @@ class TopicState(NamedTuple):
 
 
 class FeedListener:
-    """A client of the feed: its topics, and what it has not been told yet."""
+    """A client of the feed: its topics, and the changes that are not sent yet."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         self.topics = frozenset(topics)
         self.changed: set[str] = set()
-        self.unseen: set[str] = set()  # that no look has seen yet: it is told of them after the first
+        self.unseen: set[str] = set()  # by any look: the first look that sees a topic notifies
         self.problem: Problem | None = None
         self.woken = asyncio.Event()
 
-    def tell(self, topics: Collection[str]) -> None:
+    def notify(self, topics: Collection[str]) -> None:
         self.problem = None
         if mine := self.topics.intersection(topics):
             self.changed |= mine
@@ -98,8 +98,10 @@ class LiveFeed:
 
     # --- listeners
 
-    def asked(self, text: str) -> list[str]:
-        """Return the topics of a request. Raises `Problem`: for a wrong one, and for more than this process serves."""
+    def asked(self, text: str, others: Collection[str] = ()) -> list[str]:
+        """Return the topics of a request. Raises `Problem`: for a wrong one, and for more than this process serves.
+        `others` are those that its principal has in use.
+        """
         topics = list(dict.fromkeys(text.replace(",", " ").split()))
         for topic in topics:
             if not is_topic(topic):
@@ -107,10 +109,10 @@ class LiveFeed:
                 raise wrong("query.topics", f"{topic[:80]!r} is no topic; there are: {known}")
         if not 0 < len(topics) <= MOST_ASKED:
             raise wrong("query.topics", f"topics={text[:80]!r}: give 1 to {MOST_ASKED} topics, with spaces between")
-        if len(self._listeners) >= MOST_LISTENERS:
-            raise _too_many(f"{MOST_LISTENERS:,} clients follow the live feed of this process")
+        if len({*others, *topics}) > MOST_OF_ONE:
+            raise too_many(f"{MOST_OF_ONE} topics of the live feed of this process are in use by you")
         if len(self._in_use.union(topics)) > MOST_TOPICS:
-            raise _too_many(f"{MOST_TOPICS} topics of the live feed of this process are in use")
+            raise too_many(f"{MOST_TOPICS} topics of the live feed of this process are in use")
         return topics
 
     async def follow(self, topics: Sequence[str], last_event_id: str | None = None) -> Batches:
@@ -118,7 +120,7 @@ class LiveFeed:
         listener, ends_at = FeedListener(topics), asyncio.get_running_loop().time() + self._life_seconds
         known = self._number_in(last_event_id)
         listener.unseen = {topic for topic in topics if topic not in self._states}
-        listener.tell(
+        listener.notify(
             [name for name in topics if (state := self._states.get(name)) and (known is None or state.number > known)]
         )
         if self._problem is not None:
@@ -127,7 +129,7 @@ class LiveFeed:
         try:
             if self._watcher is None or self._watcher.done():
                 self._watcher = asyncio.create_task(self._watch())
-            while await self._is_told(listener, ends_at):
+            while await self._is_notified(listener, ends_at):
                 await self._stand_in_line()
                 yield [self._event(listener)]
         finally:
@@ -136,8 +138,8 @@ class LiveFeed:
                 self._watcher.cancel()
                 self._watcher = None
 
-    async def _is_told(self, listener: FeedListener, ends_at: float) -> bool:
-        """Wait until there is something to tell. Return False when the feed of this listener is to end."""
+    async def _is_notified(self, listener: FeedListener, ends_at: float) -> bool:
+        """Wait until there is something to send. Return False when the feed of this listener ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(ends_at):
                 return await listener.woken.wait()
@@ -174,7 +176,7 @@ class LiveFeed:
             await self._pause(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask how the topics in use stand, and tell the listeners what has changed."""
+        """Ask for the values of the topics in use, and notify the listeners of changes."""
         in_use = sorted(self._in_use)
         try:
             async with asyncio.timeout(LOST_SECONDS):
@@ -185,7 +187,7 @@ class LiveFeed:
         changed = self._compared(found)
         for listener in self._listeners:
             seen, listener.unseen = listener.unseen & found.keys(), listener.unseen - found.keys()
-            listener.tell(listener.topics if was_away else changed | seen)
+            listener.notify(listener.topics if was_away else changed | seen)
 
     def _compared(self, found: Mapping[str, Any]) -> set[str]:
         """Remember how topics stand. Return those that were remembered otherwise."""
@@ -216,7 +218,3 @@ def _away(error: Exception) -> Problem:
     if isinstance(error, TimeoutError):
         return Problem(503, "StoreUnavailable", f"the store has not answered for {LOST_SECONDS:g} s")
     return internal_error()
-
-
-def _too_many(what: str) -> Problem:
-    return Problem(429, "TooManyRequests", f"{what}: try again later", headers={"retry-after": "10"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from contextlib import suppress
 from http.cookies import SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from holdfast.access.audit import DONE, Action, AuditLog
-from holdfast.access.rules import SETTING, Session, cookie_text, proof_of
+from holdfast.access.rules import ID_BYTES, SETTING, Session, cookie_text, new_id, proof_of
 from holdfast.access.tokens import AccessTokens
 from holdfast.errors import StoreReadOnly
 from holdfast.runtime.app_runtime import AppRuntime
@@ -98,7 +99,7 @@ class Logins:
         ends_at, id = now + self._runtime.settings.session_seconds, SETTING
         if (record := tokens.valid(token)) is not None:
             ends_at, id = min(ends_at, record.expires_at), record.id
-        session = Session(id, ends_at, proof_of(token))
+        session = Session(id, new_id(os.urandom(ID_BYTES)), ends_at, proof_of(token))
         return cookie_text(ring.keys[0], engine.app, session), max(1, int(ends_at - now))
 
     async def _record(self, principal: Principal) -> None:
@@ -109,12 +110,15 @@ class Logins:
         await self._runtime.arun(log.end(await self._runtime.arun(log.begin(action)), DONE))
 
     async def _logout(self, request: Request) -> Response:
-        """End the session in this browser. Its form has the token of the session."""
+        """End the session, wherever its cookie is. Its form has the token of the session."""
         given, cookie = await form_of(request), request.cookies.get(self._authentication.cookie, "")
         if cookie:
             known = await self._authentication.is_csrf(given.get("csrf", ""), cookie)
             if not known or not self._authentication.is_of_own_page(request.headers):
                 raise Problem(403, "Forbidden", "the form is not of this session; load the page again")
+        if (session := await self._authentication.session(request)) is not None:
+            with suppress(StoreReadOnly):  # then only the browser forgets it
+                await self._runtime.arun((await self._authentication.tokens()).end_session(session))
         response = RedirectResponse(f"{root_of(request)}{LOGIN}", 303, SAFE_HEADERS)
         self._set(request, response, self._authentication.cookie, "", 0)
         return response

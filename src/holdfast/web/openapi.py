@@ -95,7 +95,7 @@ def path_of(route: ApiRoute) -> str:
 
 
 def body_of(route: ApiRoute) -> type[msgspec.Struct] | None:
-    """Return the type of a route's body: the one that is read for it, or that its endpoint reads itself."""
+    """Return the type of a route's body, whether the web app reads the body or the endpoint does."""
     return route.body or route.reads
 
 
@@ -152,13 +152,11 @@ def _schema(parameter: Parameter) -> Document:
 
 
 def _responses(route: ApiRoute) -> dict[str, Any]:
-    expected = {"400", "401", "403", "500", "503"}
+    expected = {"400", "401", "403", "429", "500", "503"}
     if _PART.search(route.path):
         expected.add("404")
     if route.method != "GET":
-        expected |= {"404", "409", "413", "415", "422", "429"}
-    if route.is_stream:
-        expected.add("429")
+        expected |= {"404", "409", "413", "415", "422"}
     said: Mapping[str, Any] = {status: {"$ref": f"#/components/responses/Problem{status}"} for status in expected}
     return {"200": _success(route)} | {status: said[status] for status in sorted(said)}
 

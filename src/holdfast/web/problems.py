@@ -86,6 +86,10 @@ def about(path: str) -> Iterator[None]:
         raise wrong(path, str(error)) from error
 
 
+def too_many(what: str, seconds: int = 10) -> Problem:
+    return Problem(429, "TooManyRequests", f"{what}: try again later", headers={"retry-after": f"{seconds}"})
+
+
 def not_found() -> Problem:
     return Problem(404, "NotFound", "there is nothing at this address")
 

@@ -1,6 +1,6 @@
 """Routes of the HTTP API, and how one is found for a request.
 
-A route says everything about itself: method, path, parameters, body, who may ask, and what it does in words. An
+A route says everything about itself: method, path, parameters, body, least role, and what it does in words. An
 endpoint asks the read model, and returns a function that makes the document: that may decode values, which runs user
 code, so it is called on a thread. A route that changes something names its action; the web app writes the audit record.
 """
@@ -90,10 +90,16 @@ class ApiRoute(NamedTuple):
 
 
 def action(
-    path: str, endpoint: Endpoint, summary: str, name: str, body: type[Act] = Act, role: Role = Role.OPERATOR
+    path: str,
+    endpoint: Endpoint,
+    summary: str,
+    name: str,
+    body: type[Act] = Act,
+    role: Role = Role.OPERATOR,
+    twin: str = "",
 ) -> ApiRoute:
     """Return the route of an action; `name` is that of the audit record."""
-    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body)
+    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body, twin=twin)
 
 
 # --- finding the route

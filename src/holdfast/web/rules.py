@@ -103,6 +103,15 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._levels)
 
+    def wait(self, key: str, now: float) -> float:
+        """Return 0, or after how many seconds there is a request to take; take none."""
+        before = self._levels.get(key)
+        left = self._burst if before is None else self._now(before, now)
+        return 0.0 if left >= 1.0 else (1.0 - left) / self._rate
+
+    def _now(self, before: _Level, now: float) -> float:
+        return min(self._burst, before.left + max(0.0, now - before.at) * self._rate)
+
     def take(self, key: str, now: float) -> float:
         """Take one request. Return 0, or after how many seconds there is one to take."""
         before = self._levels.pop(key, None)  # and in again, at the end: the oldest are forgotten
@@ -111,7 +120,32 @@ class Buckets:
             while len(self._levels) >= self._most:
                 del self._levels[next(iter(self._levels))]
         else:
-            left = min(self._burst, before.left + max(0.0, now - before.at) * self._rate)
+            left = self._now(before, now)
         taken = left >= 1.0
         self._levels[key] = _Level(left - 1.0 if taken else left, now)
         return 0.0 if taken else (1.0 - left) / self._rate
+
+
+class TokenGuesses:
+    """Bounds wrong tokens of each source: `burst` at once, and `rate` per second. A source that has given more is
+    answered only if the token is one that was right from there before: others are not compared, so that a guess says
+    nothing.
+    """
+
+    def __init__(self, rate: float = 0.5, burst: float = 30.0, most: int = 10_000) -> None:
+        self._wrong = Buckets(rate, burst, most)
+        self._right: dict[tuple[str, str], None] = {}  # sources and digests, the oldest first
+        self._most = most
+
+    def may_compare(self, source: str, digest: str, now: float) -> bool:
+        return self._wrong.wait(source, now) == 0.0 or (source, digest) in self._right
+
+    def was_right(self, source: str, digest: str) -> None:
+        if (source, digest) not in self._right:
+            while len(self._right) >= self._most:
+                del self._right[next(iter(self._right))]
+            self._right[source, digest] = None
+
+    def was_wrong(self, source: str, now: float) -> float:
+        """Count a wrong token. Return 0, or after how many seconds the source may try again."""
+        return self._wrong.take(source, now)

@@ -62,7 +62,7 @@ def serve_at(app: ServedApp, taken: socket.socket, *, started: Callable[[], obje
 
 
 def refuse_open_address(host: str, runtime: AppRuntime) -> None:
-    """Raise `ConfigurationError` if others reach this address, and nothing tells who they are."""
+    """Raise `ConfigurationError` if others reach this address, and they need no login."""
     settings = runtime.settings
     if is_loopback(host) or settings.api_token or (settings.proxy_address and settings.proxy_user_header):
         return

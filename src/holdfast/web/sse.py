@@ -7,17 +7,18 @@ reader down, and nothing is gathered for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.web.problems import SAFE_HEADERS
+from holdfast.web.problems import SAFE_HEADERS, too_many
 from holdfast.web.requests import disconnected
 
 HEARTBEAT_SECONDS = 15.0
+MOST_STREAMS, MOST_OF_ONE = 1_000, 300  # in one process, and of one principal
 _HEARTBEAT = b": \n\n"
 _HEADERS = SAFE_HEADERS | {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
 
@@ -40,7 +41,20 @@ Batches = AsyncGenerator[list[ServerEvent], None]
 
 
 class OpenStreams(set["EventStreamResponse"]):
-    """The streams that are being read."""
+    """The streams that are being read; the live feeds of clients, too."""
+
+    def admit(self, who: str) -> None:
+        """Raise `Problem` if there are too many for another one of this principal. Make the response at once then:
+        what is awaited in between may let others in.
+        """
+        if len(self) >= MOST_STREAMS:
+            raise too_many(f"{MOST_STREAMS:,} streams and feeds of this process are being read")
+        if sum(each.who == who for each in self) >= MOST_OF_ONE:
+            raise too_many(f"{MOST_OF_ONE} streams and feeds of this process are being read by you")
+
+    def topics_of(self, who: str) -> set[str]:
+        """Return the topics of the live feed that a principal follows."""
+        return {topic for each in self if each.who == who for topic in each.topics}
 
     def end(self) -> None:
         """End them: their readers come back, here or elsewhere, with their place."""
@@ -61,8 +75,11 @@ class EventStreamResponse(Response):
         *,
         patience_seconds: float | None = None,
         life_seconds: float | None = None,
+        who: str = "",
+        topics: Collection[str] = (),
     ) -> None:
         super().__init__(headers=_HEADERS)
+        self.who, self.topics = who, topics
         del self.headers["content-length"]
         self._batches = batches
         self._streams = streams

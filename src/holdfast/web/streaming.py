@@ -55,12 +55,16 @@ async def answer_stream(runtime: AppRuntime, id: str, name: str, *, start: int, 
 
 
 def stream_events(
-    reader: LogReader | None, streams: OpenStreams, telemetry: Telemetry, life_seconds: float | None = None
+    reader: LogReader | None,
+    streams: OpenStreams,
+    telemetry: Telemetry,
+    life_seconds: float | None = None,
+    who: str = "",
 ) -> Response:
     """Return the response for a reader; 204, which tells a browser not to come back, if there is nothing to read."""
     if reader is None:
         return Response(status_code=204)
-    return EventStreamResponse(_events(reader, telemetry), streams, life_seconds=life_seconds)
+    return EventStreamResponse(_events(reader, telemetry), streams, life_seconds=life_seconds, who=who)
 
 
 async def _events(reader: LogReader, telemetry: Telemetry) -> Batches:

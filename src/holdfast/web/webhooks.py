@@ -43,8 +43,8 @@ _OF_THE_SERVER = frozenset(
 
 
 class WebhookEndpoint:
-    """Receives the webhooks of one app in one process. Rates are counted in its memory. `source` tells the address that
-    a request comes from.
+    """Receives the webhooks of one app in one process. Rates are counted in its memory. `source` returns the
+    address of a request.
     """
 
     def __init__(self, runtime: AppRuntime, source: Callable[[Request], str]) -> None:

@@ -122,6 +122,21 @@ class Attempts:
             self._run.host.streams.step_begins_again(call)
         self._run.host.start_step(self._run, step, call, apart=self._run.is_suspect)
 
+    def due(self, now: float) -> list[Command]:
+        """Return the steps whose next attempt is due, and wait for them no more."""
+        ripe = [(id, command) for id, (due, command) in self.retries.items() if due <= now]
+        for id, _ in ripe:
+            del self.retries[id]
+            self._run.replay.past[id].retry_at = None
+        return [command for _, command in ripe]
+
+    def retry_now(self) -> None:
+        """Make all next attempts due."""
+        now = self._run.host.now()
+        self.retries = {id: (now, command) for id, (_, command) in self.retries.items()}
+        for past in self._run.replay.past.values():  # of those that this owner has not begun to wait for
+            past.retry_at = None
+
     def _step_context(self, command: Command, attempt: int, first_at: float) -> Context:
         assert self._run.life is not None
         codec, shared = self._run.codec, self._run.life.data

@@ -43,6 +43,7 @@ from holdfast.model.crashes import crashes_in_a_row, died_since, kills_in_a_row
 from holdfast.model.log import Appended, Behind, Fenced, Page
 from holdfast.model.parking import GONE
 from holdfast.model.records import INBOX, Hint, InvocationRecord, RunState, work_hint
+from holdfast.model.state_writes import without_entries
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execute import STUBBORN_SECONDS, timed_out
@@ -746,7 +747,7 @@ def _left(record: InvocationRecord, left: Mapping[str, Any]) -> RunState:
     """Return the state of a run without the messages that its log has."""
     assert record.run is not None
     handled: Collection[str] = left["handled"]
-    state = changes.without_entries(record.run, handled)
+    state = without_entries(record.run, handled)
     first = left["first_started_at"] if state.generation else None  # the history may have been cut
     known = {name: left[name] for name in ("tail", "started_at", "has_hooks")}
     return msgspec.structs.replace(state, first_started_at=first, **known)

@@ -43,7 +43,7 @@ from holdfast.model.records import InboxEntry, InvocationRecord
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.workflows import events as e
 from holdfast.workflows.answers import carry, deliver, same_values
-from holdfast.workflows.attempts import SLOW_STEP_SECONDS, Attempts, Item
+from holdfast.workflows.attempts import Attempts, Item
 from holdfast.workflows.children import CHILD_CANCELLED, CHILD_COMPLETED, CHILD_FAILED, WAKE
 from holdfast.workflows.elsewhere import Elsewhere
 from holdfast.workflows.events import Event
@@ -52,9 +52,10 @@ from holdfast.workflows.hooks_records import PAYLOAD
 from holdfast.workflows.life import AsyncLife, Command, Life, PlainLife, RestartRequest
 from holdfast.workflows.loaded import Loaded, code_of, life_of
 from holdfast.workflows.pages import Pages
-from holdfast.workflows.rules import Deliver, Finished, Mismatch, OpenCall, Past, Perform, Replay
+from holdfast.workflows.rules import Deliver, Finished, Mismatch, Past, Perform, Replay
 from holdfast.workflows.streaming import BodyStreams
 from holdfast.workflows.time_limit import TimeLimit
+from holdfast.workflows.timers import BodyTimers
 from holdfast.workflows.updates import RunUpdates
 from holdfast.workflows.values import LargeValues
 
@@ -97,17 +98,15 @@ class Run:
         self._repeatable: deque[Command] = deque()  # steps that need not wait until all is durable
         self._performing: set[str] = set()  # keyed calls that the log did not have when it was replayed
         self._arming = 0  # at-most-once steps whose start is being written
-        self._waits: dict[str, Command] = {}  # timers, by call
+        self.timers = BodyTimers(self)
         self.elsewhere = Elsewhere(self)
         self.hooks = RunHooks(self)
         self.streams = BodyStreams(self)
         self.ended_calls: set[str] = set()  # calls whose ends were gathered, and are perhaps not delivered yet
         self.attempts = Attempts(self)
         self.handled: set[str] = set()  # inbox entries
-        self._said_waits: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None  # of sleeps beside steps, and of a run that compensates
         self._again: asyncio.TimerHandle | None = None  # to look whether the worker may start work
         self.cancel_why = ""
         self.is_cancelling = False
@@ -270,7 +269,7 @@ class Run:
             return
         self.replay.answered(event)
         self.streams.note(event)
-        for waiting in (self._waits, self.elsewhere.open):
+        for waiting in (self.timers.open, self.elsewhere.open):
             waiting.pop(event.call, None)
         deliver(life, event, payloads, self._on_quiet)
 
@@ -286,7 +285,7 @@ class Run:
         elif command.written is not None:
             self._effects.append(command)
         elif command.step is None and command.child is None:
-            self._waits[id] = command
+            self.timers.open[id] = command
         elif self._is_repeatable(command) and not self.hooks.is_pending:
             self._repeatable.append(command)
         else:
@@ -303,7 +302,7 @@ class Run:
                 self._effects.append(command)
             return
         if command.step is None and command.child is None:
-            return self._give_up_wait(command.call)
+            return self.timers.give_up(command.call)
         self.withdraw(command)
         past = self.replay.past.get(id)
         if command.step is not None and past is not None and past.child and id not in self.elsewhere.open:
@@ -495,68 +494,15 @@ class Run:
                 self.elsewhere.ended(entry)
 
     def _wake(self, entry: InboxEntry) -> None:
-        """End all sleeps of the body before their time. The log has the message, also if it ends none: a later owner
-        must not end a later sleep by it.
-        """
+        """End all sleeps of the body before their time, and begin the next attempts of its steps."""
         self.updates.unwritten.add(entry.id)
-        if not any(command.call.name == "sleep" for command in self._waits.values()):
-            self.gather(Item(Event(type=e.WOKEN, at=self.at(), entry=entry.id), True, is_urgent=True))
-            self.flush()
-        for id, command in list(self._waits.items()):
-            if command.call.name == "sleep":
-                self._complete_wait(id, command, entry.id)
-        for id, (_, command) in list(self.attempts.retries.items()):
-            self.attempts.retries[id] = (self.host.now(), command)
-        for past in self.replay.past.values():  # of those that this owner has not begun to wait for
-            past.retry_at = None
+        self.timers.wake(entry)
+        self.attempts.retry_now()
 
     # --- waiting
 
-    def _complete_wait(self, id: str, command: Command, entry: str = "") -> None:
-        del self._waits[id]
-        self.ended_calls.add(id)
-        call, why = command.call, "woken" if entry else ""
-        past = self.replay.past.get(id)
-        at = call.where if past is None or not past.created else ""  # once is enough
-        event = msgspec.structs.replace(self._about_wait(e.WAIT_COMPLETED, call), where=at, entry=entry, why=why)
-        self.gather(Item(event))
-        self.flush()
-
-    def _give_up_wait(self, call: OpenCall) -> None:
-        """Record the end of a sleep that the log has: for people, it would be open for ever."""
-        self._waits.pop(call.id, None)
-        past = self.replay.past.get(call.id)
-        if past is not None and past.created and call.id not in self.ended_calls:
-            self.ended_calls.add(call.id)
-            event = msgspec.structs.replace(self._about_wait(e.WAIT_COMPLETED, call), where="", why=e.GIVEN_UP)
-            self.gather(Item(event, True))
-
-    def _about_wait(self, kind: str, call: OpenCall) -> Event:
-        return Event(
-            type=kind, at=self.at(), call=call.id, name=call.name, where=call.where, due=call.due, seconds=call.seconds
-        )
-
-    def _untold_sleeps(self) -> list[OpenCall]:
-        """Return the sleeps that the log does not have yet."""
-        calls = [command.call for command in self._waits.values() if command.call.name == "sleep"]
-        return [call for call in calls if call.id not in self.replay.past or not self.replay.past[call.id].created]
-
-    def _gather_waits(self, *, is_urgent: bool = False) -> None:
-        for call in self._untold_sleeps():
-            self.replay.past.setdefault(call.id, Past()).created = True
-            self.gather(Item(self._about_wait(e.WAIT_CREATED, call), True, is_urgent=is_urgent))
-
-    def _tell_sleeps(self) -> None:
-        """Write down the sleeps that are spent in memory: others see them then, and may end them."""
-        self._telling = None
-        if not (self.is_over or self.is_letting_go or self.is_replaying):
-            self._gather_waits(is_urgent=True)
-            self.flush()
-
     def _due(self) -> float | None:
-        times = [command.call.due or 0.0 for command in self._waits.values()]
-        times += [due for due, _ in self.attempts.retries.values()]
-        return min(times, default=None)
+        return min([*self.timers.dues, *(due for due, _ in self.attempts.retries.values())], default=None)
 
     def _on_due(self) -> None:
         """Complete the waits, and begin the attempts, whose time has come."""
@@ -564,15 +510,8 @@ class Run:
         if self.is_over:
             return
         now = self.host.now()
-        ripe = [(command.call.due or 0.0, id) for id, command in self._waits.items()]
-        for due, id in sorted(ripe):
-            if due <= now:
-                self._complete_wait(id, self._waits[id])
-        for id, (due, command) in list(self.attempts.retries.items()):
-            if due <= now:
-                del self.attempts.retries[id]
-                self.replay.past[id].retry_at = None
-                self._effects.append(command)
+        self.timers.complete_due(now)
+        self._effects.extend(self.attempts.due(now))
         self.pump()
 
     def _settle(self, life: Life) -> None:
@@ -631,8 +570,7 @@ class Run:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if due is None else self.host.call_later(max(0.0, due - self.host.now()), self._on_due)
-        if self._telling is None and any((call.seconds or 0.0) > SLOW_STEP_SECONDS for call in self._untold_sleeps()):
-            self._telling = self.host.call_later(SLOW_STEP_SECONDS, self._tell_sleeps)
+        self.timers.write_later()
 
     @property
     def is_idle(self) -> bool:
@@ -658,7 +596,7 @@ class Run:
 
     def _suspend(self) -> None:
         """Write down what is waited for, then let go."""
-        self._gather_waits()
+        self.timers.gather_sleeps()
         if self.pages.has_gathered:
             return self.flush(force=True)
         if self._time_limit.is_due:
@@ -669,7 +607,7 @@ class Run:
 
     def _why_waiting(self) -> str:
         retries = [f"the next attempt of {id}" for id in self.attempts.retries]
-        timers = [f"{id} ({command.call.name})" for id, command in self._waits.items()]
+        timers = [f"{id} ({command.call.name})" for id, command in self.timers.open.items()]
         named = [*self.elsewhere.open, *self.hooks.waits(), *retries, *timers]
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         return f"waits for {', '.join(named[:3])}{more}"
@@ -788,10 +726,11 @@ class Run:
             self.end(Crashed(why))
 
     def _stop_timers(self) -> None:
-        for timer in (self._timer, self._linger, self._again, self._telling):
+        for timer in (self._timer, self._linger, self._again):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._linger = self._again = self._telling = None
+        self._timer = self._linger = self._again = None
+        self.timers.stop()
         self._time_limit.stop()
 
     def end(self, outcome: Outcome) -> None:

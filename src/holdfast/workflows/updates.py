@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.changes import MAX_INBOX_BYTES
 from holdfast.model.records import RunState
+from holdfast.model.state_writes import MAX_INBOX_BYTES
 
 if TYPE_CHECKING:
     from holdfast.workflows.run import Run

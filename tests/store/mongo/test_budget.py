@@ -15,7 +15,7 @@ from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.fleet.services import Duty, Services
-from holdfast.runtime import limits, settle, worker
+from holdfast.runtime import limits, settle, worker, worker_duties
 from holdfast.runtime.claim import Permit
 from holdfast.runtime.engine import Engine
 from holdfast.schedules import declared as core
@@ -73,7 +73,7 @@ FASTER = 4  # than by the default settings, so all that is periodic is
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(worker, "DISCOVERY_SECONDS", worker.DISCOVERY_SECONDS / FASTER)
-    monkeypatch.setattr(worker, "AUDIT_SECONDS", worker.AUDIT_SECONDS / FASTER)
+    monkeypatch.setattr(worker_duties, "AUDIT_SECONDS", worker_duties.AUDIT_SECONDS / FASTER)
     monkeypatch.setattr(settle, "IDLE_SECONDS", settle.IDLE_SECONDS / FASTER)
     monkeypatch.setattr(limits, "FOREIGN_SECONDS", limits.FOREIGN_SECONDS / FASTER)
     monkeypatch.setattr(triggers, "_LOOK_SECONDS", triggers._LOOK_SECONDS / FASTER)

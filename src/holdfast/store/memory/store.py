@@ -36,7 +36,6 @@ from holdfast.model.changes import (
     applies,
     apply_to,
     was_applied,
-    written,
 )
 from holdfast.model.claims import Claim, Claimed, bounds_of, claimed, next_starts, released, turned_away
 from holdfast.model.decoding import RATE
@@ -55,6 +54,7 @@ from holdfast.model.records import (
     WorkerRecord,
     runner_of,
 )
+from holdfast.model.state_writes import written
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.store.contract import (
     ALL_KEYS,

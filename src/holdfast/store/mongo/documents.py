@@ -22,8 +22,6 @@ from pymongo import UpdateMany, UpdateOne
 
 from holdfast.model.changes import (
     IN_LINE,
-    MAX_INBOX_BYTES,
-    MAX_INBOX_ENTRIES,
     OPTIONAL,
     Change,
     FieldReset,
@@ -51,6 +49,7 @@ from holdfast.model.records import (
     is_cut_at,
     is_whole,
 )
+from holdfast.model.state_writes import MAX_INBOX_BYTES, MAX_INBOX_ENTRIES
 from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]

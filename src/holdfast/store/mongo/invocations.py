@@ -36,15 +36,14 @@ from holdfast.model.changes import (
     Verdict,
     WaitNote,
     applies,
-    pushed_all,
     was_applied,
-    written,
 )
 from holdfast.model.claims import released
 from holdfast.model.keeping import Kept
 from holdfast.model.limits import Holder, Release, dues_of
 from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.records import OUTCOMES, InvocationRecord
+from holdfast.model.state_writes import pushed_all, written
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import ALL_KEYS
 from holdfast.store.mongo import logs, queries, schema

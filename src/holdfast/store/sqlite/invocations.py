@@ -36,6 +36,7 @@ from holdfast.model.limits import MAX_BLOCKED, Held, Holder, Release, allot, due
 from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.rates import RateBuckets
 from holdfast.model.records import LONGEST, Entry, InvocationRecord, cut, digests_in, is_cut_at
+from holdfast.model.state_writes import pushed_all, written
 from holdfast.model.status import Status
 from holdfast.store.contract import ALL_KEYS
 from holdfast.store.sqlite import entries, queries
@@ -409,7 +410,7 @@ def _push(connection: StoreConnection, pushes: Sequence[Push]) -> list[Verdict]:
     rowid, record = _decoded(connection, rows).get(id, (0, None))
     if record is None:
         return [MISSING] * len(pushes)
-    after, verdicts = model.pushed_all(pushes, record)
+    after, verdicts = pushed_all(pushes, record)
     if after is not record:
         _write(connection, [(rowid, record, after)])
         written = [push.entry.body for push, verdict in zip(pushes, verdicts, strict=True) if verdict is APPLIED]
@@ -425,7 +426,7 @@ def _write_state(connection: StoreConnection, write: StateWrite) -> Verdict:
     rowid, record = _decoded(connection, rows).get(write.id, (0, None))
     if record is None:
         return MISSING
-    after = model.written(write, record)
+    after = written(write, record)
     if not isinstance(after, InvocationRecord):
         return after
     _write(connection, [(rowid, record, after)])

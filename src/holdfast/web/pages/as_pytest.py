@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
@@ -20,7 +22,7 @@ def as_pytest(document: Mapping[str, Any], module: str | None, *, has_payloads: 
     task, id, arguments = document["task"], document["id"], document["arguments"]
     call, notes = _call(arguments, id, has_payloads)
     name = re.sub(r"\W+", "_", task.rpartition(":")[2], flags=re.ASCII).strip("_").lower() or "task"
-    where = module if module and all(part.isidentifier() for part in module.split(".")) else None
+    where = module if module and all(_is_name(part) for part in module.split(".")) else None
     lines = [
         f"# {printable(task)} {id} ({document['status']}), with its arguments.",
         *[f"# {note}" for note in notes],
@@ -45,8 +47,8 @@ def _call(arguments: Mapping[str, Any] | None, id: str, has_payloads: bool) -> t
         return "...", [f"The arguments cannot be read here: {why}"]
     parts = [literal(each) for each in arguments["args"]]
     pairs = {name: literal(value) for name, value in arguments["kwargs"].items()}
-    parts += [f"{name}={text}" for name, text in pairs.items() if name.isidentifier()]
-    if odd := {name: text for name, text in pairs.items() if not name.isidentifier()}:
+    parts += [f"{name}={text}" for name, text in pairs.items() if _is_name(name)]
+    if odd := {name: text for name, text in pairs.items() if not _is_name(name)}:
         parts.append("**{" + ", ".join(f"{name!r}: {text}" for name, text in odd.items()) + "}")
     text = ", ".join(parts)
     if has_payloads or len(text) > _LONGEST:
@@ -58,6 +60,12 @@ def _call(arguments: Mapping[str, Any] | None, id: str, has_payloads: bool) -> t
     if len(text) < 80:
         return text, notes
     return "\n    " + ",\n    ".join(part.replace("\n", "\n    ") for part in parts) + ",\n", notes
+
+
+def _is_name(text: str) -> bool:
+    """Return whether Python reads this text as the name of an argument, and as no other one."""
+    is_plain = text.isidentifier() and unicodedata.normalize("NFKC", text) == text
+    return is_plain and not keyword.iskeyword(text) and text != "__debug__"
 
 
 def literal(value: Any) -> str:

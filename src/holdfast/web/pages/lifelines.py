@@ -4,6 +4,7 @@ the bars of its steps. Numbers in, coordinates out. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,19 +19,6 @@ from holdfast.web.pages.charts import Axes
 # --- the state machine
 
 
-class LitNode(NamedTuple):
-    """A status of the picture; `visits` says how often the invocation was in it."""
-
-    status: Status
-    left: float
-    top: float
-    x: float
-    y: float
-    meaning: str
-    visits: int
-    is_current: bool
-
-
 class LitArrow(NamedTuple):
     """An arrow of the picture, and whether the invocation has gone it."""
 
@@ -43,7 +31,8 @@ class Machine(NamedTuple):
     """The state machine with the path of one invocation."""
 
     drawing: Drawing
-    nodes: Sequence[LitNode]
+    visits: Counter[Status]
+    current: Status | None
     arrows: Sequence[LitArrow]
     words: str
 
@@ -52,7 +41,6 @@ def machine_of(history: Sequence[HistoryEntry]) -> Machine:
     path = [entry.status for entry in history]
     taken = set(pairwise(path))
     picture = drawing()
-    nodes = [LitNode(*node, path.count(node.status), bool(path) and path[-1] is node.status) for node in picture.nodes]
     arrows = [
         LitArrow(
             arrow.path,
@@ -62,7 +50,8 @@ def machine_of(history: Sequence[HistoryEntry]) -> Machine:
         for arrow in picture.arrows
     ]
     arrows.sort(key=lambda arrow: arrow.is_taken)  # those taken lie above the others
-    return Machine(picture, nodes, arrows, " → ".join(status.replace("_", " ") for status in path))
+    current = path[-1] if path else None
+    return Machine(picture, Counter(path), current, arrows, " → ".join(status.replace("_", " ") for status in path))
 
 
 # --- bands of attempts

@@ -1,4 +1,4 @@
-"""The runners: who is there, what each runs, and whose turn the services are."""
+"""The runners: which are there, what each runs, and which one has the services."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ async def schedules(asked: Asked) -> Callable[[], Context]:
     found, triggers = await asked.runtime.arun(reading.all()), await asked.runtime.arun(reading.triggers())
 
     def make() -> Context:
-        told = triggers.document()
+        shown = triggers.document()
         return {
             "schedules": found.document()["schedules"],
             "notes": [*found.unserved, *found.unreadable.values(), *triggers.unreadable.values()],
-            "triggers": told["triggers"],
-            "drawing": drawn(told["triggers"]),
+            "triggers": shown["triggers"],
+            "drawing": drawn(shown["triggers"]),
         }
 
     return make

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import platform
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -161,7 +162,11 @@ def of_settings(settings: Settings, url: str) -> list[Symptom]:
 
 def _addresses(settings: Settings, url: str) -> Iterator[Symptom]:
     for name in ("public_url", "world_service_url"):
-        parts = urlsplit(getattr(settings, name))
+        try:
+            parts = urlsplit(getattr(settings, name))
+        except ValueError as error:
+            yield Symptom(name, WRONG, f"{name} is no address: {error}", "write https://host")
+            continue
         if parts.scheme == "http" and not _is_private(parts.hostname or ""):
             yield Symptom(
                 name, WRONG, f"{name} begins with http://: its secrets cross the network in clear", "use https://"
@@ -173,19 +178,21 @@ def _addresses(settings: Settings, url: str) -> Iterator[Symptom]:
 
 
 def _mongo_url(url: str) -> Iterator[Symptom]:
-    parts = urlsplit(url)
-    hosts = [urlsplit(f"//{each}").hostname or "" for each in parts.netloc.rpartition("@")[2].split(",")]
-    options = {name.lower(): value for name, value in parse_qsl(parts.query)}
+    # Not by urlsplit, as the driver does not: a password may have any character but a few.
+    scheme, _, rest = url.partition("://")
+    user, _, place = re.split(r"[/?]", rest, maxsplit=1)[0].rpartition("@")
+    hosts = [re.sub(r":[0-9]*$", "", each).strip("[]") for each in place.split(",")]
+    options = {name.lower(): value for name, value in parse_qsl(rest.partition("?")[2])}
     for name in _UNCHECKED:
         if options.get(name.lower()) == "true":
             detail = f"{name} is true: another server may take the place of yours, and get what is stored"
             yield Symptom("url", WRONG, detail, "name the CA of the server instead: tlsCAFile=…")
     if all(map(is_loopback, hosts)):
         return
-    by_default = parts.scheme == "mongodb+srv" or not _WITH_TLS.isdisjoint(options)
+    by_default = scheme == "mongodb+srv" or not _WITH_TLS.isdisjoint(options)
     if options.get("tls", options.get("ssl", "true" if by_default else "")) != "true":
         yield Symptom("url", WRONG, "the MongoDB server is on another host, and TLS is off", "add tls=true to the URL")
-    if "@" not in parts.netloc and "authmechanism" not in options:
+    if not user and "authmechanism" not in options:
         advice = "make a user: holdfast store roles"
         yield Symptom("url", WRONG, "the MongoDB server is on another host, and the URL names no user", advice)
 
@@ -329,7 +336,7 @@ async def _services(engine: Engine, now: float) -> list[Symptom]:
     store, app, late = engine.store, engine.app, now - LATE_SECONDS
     found: list[tuple[str, float]] = []
     for ended in await store.find(app, Filter(), 1, order=Order.OUTBOX):
-        found.append((f"the end of {ended.id} has not been told to its triggers", ended.changed_at))
+        found.append((f"the end of {ended.id} has not been delivered to its triggers", ended.changed_at))
     for waiting in await store.find(app, Filter(), 1, order=Order.START_BY):
         found.append((f"{waiting.id} has expired, and has not been ended", waiting.start_by or now))
     for run in await store.find(app, Filter(), 1, order=Order.WAKE_AT):

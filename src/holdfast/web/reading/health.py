@@ -61,7 +61,7 @@ class HealthFacts(NamedTuple):
 
 
 class HealthSign(NamedTuple):
-    """One thing that an operator is told: how bad it is, in words, and the page about it."""
+    """A sign of the health of an app: its level, its text, and the page about it."""
 
     level: str
     text: str

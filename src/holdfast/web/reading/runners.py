@@ -1,4 +1,4 @@
-"""Questions about runners: who is there, what each runs, and whose turn the services are."""
+"""Questions about runners: which are there, what each runs, and which one has the services."""
 
 from __future__ import annotations
 

@@ -181,13 +181,13 @@ def unserved(records: Sequence[ScheduleRecord], alive: Sequence[RunnerRecord]) -
     """Say of which schedules the calls pile up: runners live, and none of them knows the task."""
     known = {task for runner in alive for task in runner.tasks}
     active = [each for each in records if state_of(each) == "active" and not each.call.event]
-    told = []
+    found = []
     for each in active if alive else ():
         if (task := each.call.task) not in known:
             others = sorted(name for name in known if unversioned(name) == unversioned(task))
             helps = f"holdfast schedules update {each.name} {others[-1]}" if others else "start one that does"
-            told.append(f"'{each.name}' calls {task}, which no living runner knows, so its calls wait: {helps}")
-    return told
+            found.append(f"'{each.name}' calls {task}, which no living runner knows, so its calls wait: {helps}")
+    return found
 
 
 # --- a schedule in words and as a document

@@ -14,7 +14,7 @@ from holdfast.web.documents import Document
 
 
 class ServiceView:
-    """The services at one moment; `trail` has the latest executions first, of which `limit` are told."""
+    """The services at one moment; `trail` has the latest executions first, of which `limit` are shown."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from holdfast.store.contract import Finding
 from holdfast.web.documents import Document
 
 _MOST_APPS = 100
-LONGEST_RAW = 10_000  # characters that are told of a record that was set aside
+LONGEST_RAW = 10_000  # characters that are shown of a record that was set aside
 
 
 class StoreFacts(NamedTuple):

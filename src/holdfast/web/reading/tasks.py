@@ -133,7 +133,7 @@ def signature_of(definition: TaskDefinition) -> str:
 
 
 class ParameterOfTask(NamedTuple):
-    """A parameter of a task, for a form: with the default as JSON, if it has one that is."""
+    """A parameter of a task, for a form: with its default, if JSON can hold that."""
 
     name: str
     kind: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+import msgspec
 
 from holdfast.archive.api import Archive, ArchiveFilter
 from holdfast.clock import parse_duration
@@ -19,11 +21,13 @@ from holdfast.web.reading.archive import ArchiveReading
 from holdfast.web.requests import Parameter, limit_parameter, time_of
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
 
+_MOST_IDS = 2_000  # the audit record has them all
+
 
 class Selection(Act, kw_only=True):
     """The body of an action on ended invocations: some by their ids, or all that a filter means."""
 
-    ids: tuple[str, ...] = ()
+    ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_IDS)] = ()
     status: tuple[str, ...] = ()
     task: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -122,8 +126,8 @@ async def rerun_ended(asked: Asked) -> Render:
     where = await _selected(asked)
     done = await Archive(asked.runtime).arerun(body.ids, request=body.request, new_key=body.new_key, **where)
     made, refused = [each.id for each in done.invocations], dict(done.refused)
-    told = f"{counted(len(made), 'invocation')} submitted"
-    return lambda: touched(told, len(made), made, request=done.request, refused=refused)
+    summary = f"{counted(len(made), 'invocation')} submitted"
+    return lambda: touched(summary, len(made), made, request=done.request, refused=refused)
 
 
 async def purge_ended(asked: Asked) -> Render:
@@ -145,8 +149,8 @@ async def retain_ended(asked: Asked) -> Render:
     done = await Archive(asked.runtime).aretain(body.retention, body.ids, **await _selected(asked))
     count, refused = len(done.originals), dict(done.refused)
     soon = f"; {done.over} of them are then removed soon" if done.over else ""
-    told = f"{counted(count, 'invocation')} kept for another time{soon}"
-    return lambda: touched(told, count, done.originals, refused=refused)
+    summary = f"{counted(count, 'invocation')} kept for another time{soon}"
+    return lambda: touched(summary, count, done.originals, refused=refused)
 
 
 PARAMETERS = {

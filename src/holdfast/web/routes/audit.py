@@ -10,8 +10,7 @@ from holdfast.web.routing import ApiRoute, Asked, Render
 
 async def list_audit(asked: Asked) -> Render:
     with about("query"):
-        page = await asked.runtime.arun(asked.reading.audit(**asked.query))
-    return page.document
+        return (await asked.runtime.arun(asked.reading.audit(**asked.query))).document
 
 
 ROUTES = (

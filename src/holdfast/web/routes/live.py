@@ -14,9 +14,11 @@ PATIENCE_SECONDS = 30.0
 async def follow_feed(asked: Asked) -> Response:
     feed = asked.feed
     assert feed is not None
-    topics = feed.asked(asked.query["topics"] or "")
+    who = asked.principal.name
+    asked.streams.admit(who)
+    topics = feed.asked(asked.query["topics"] or "", asked.streams.topics_of(who))
     batches = feed.follow(topics, asked.request.headers.get("last-event-id"))
-    return EventStreamResponse(batches, asked.streams, patience_seconds=PATIENCE_SECONDS)
+    return EventStreamResponse(batches, asked.streams, patience_seconds=PATIENCE_SECONDS, who=who, topics=topics)
 
 
 ROUTES = (

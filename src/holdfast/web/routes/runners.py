@@ -7,11 +7,10 @@ import functools
 from holdfast.model.names import counted
 from holdfast.model.records import DRAIN, STOP
 from holdfast.web.actions import touched
-from holdfast.web.principals import Role
 from holdfast.web.problems import Problem
 from holdfast.web.reading.runners import DEAD, WholeRunner
 from holdfast.web.requests import limit_parameter
-from holdfast.web.routing import Act, ApiRoute, Asked, Render
+from holdfast.web.routing import ApiRoute, Asked, Render, action
 
 _EFFECT = {
     DRAIN: "takes no more work, and ends when what runs has ended",
@@ -60,29 +59,16 @@ async def show_services(asked: Asked) -> Render:
     return (await asked.runtime.arun(asked.reading.runners.services(asked.query["limit"]))).document
 
 
+def _asking(wish: str, summary: str) -> ApiRoute:
+    ask, twin = functools.partial(ask_runner, wish=wish), f"holdfast runners {wish} {{id}}"
+    return action(f"/runners/{{id}}/{wish}", ask, summary, f"runner.{wish}", twin=twin)
+
+
 ROUTES = (
     ApiRoute("GET", "/runners", list_runners, "list the runners with their workers"),
     ApiRoute("GET", "/runners/{id}", show_runner, "show one runner, and the calls that it has"),
-    ApiRoute(
-        "POST",
-        "/runners/{id}/drain",
-        functools.partial(ask_runner, wish=DRAIN),
-        "ask a runner to finish its work and end",
-        role=Role.OPERATOR,
-        action="runner.drain",
-        body=Act,
-        twin="holdfast runners drain {id}",
-    ),
-    ApiRoute(
-        "POST",
-        "/runners/{id}/stop",
-        functools.partial(ask_runner, wish=STOP),
-        "ask a runner to end now",
-        role=Role.OPERATOR,
-        action="runner.stop",
-        body=Act,
-        twin="holdfast runners stop {id}",
-    ),
+    _asking(DRAIN, "ask a runner to finish its work and end"),
+    _asking(STOP, "ask a runner to end now"),
     ApiRoute(
         "GET",
         "/services",

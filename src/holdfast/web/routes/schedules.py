@@ -152,7 +152,7 @@ async def _record(asked: Asked) -> ScheduleRecord:
     return await Schedules(asked.runtime).aget(asked.path["name"])
 
 
-def _told(record: ScheduleRecord) -> Render:
+def _stored(record: ScheduleRecord) -> Render:
     next_at = "" if record.next_at is None else f"; next: {clock_of(record, record.next_at)}"
     return lambda: touched(f"'{record.name}' is {state_in_words(record)}{next_at}", name=record.name)
 
@@ -162,14 +162,14 @@ async def pause_schedule(asked: Asked) -> Render:
     if asked.body.preview:
         return lambda: touched(f"'{record.name}' ({record.timing.describe()}) fires nothing until it is resumed.")
     reason, by = asked.body.reason, asked.principal.name
-    return _told(await Schedules(asked.runtime).apause(record.name, reason=reason, by=by))
+    return _stored(await Schedules(asked.runtime).apause(record.name, reason=reason, by=by))
 
 
 async def resume_schedule(asked: Asked) -> Render:
     record = await _record(asked)
     if asked.body.preview:
         return lambda: touched(f"'{record.name}' goes on from now. The ticks of the pause do not fire.")
-    return _told(await Schedules(asked.runtime).aresume(record.name))
+    return _stored(await Schedules(asked.runtime).aresume(record.name))
 
 
 async def run_schedule(asked: Asked) -> Render:

@@ -9,8 +9,7 @@ from holdfast.web.routing import ApiRoute, Asked, Render
 
 async def show_stats(asked: Asked) -> Render:
     with about("query"):
-        answer = await asked.runtime.arun(asked.reading.stats(**asked.query))
-    return answer.document
+        return (await asked.runtime.arun(asked.reading.stats(**asked.query))).document
 
 
 ROUTES = (

@@ -27,7 +27,8 @@ async def list_chunks(asked: Asked) -> Render:
 async def follow_stream(asked: Asked) -> Response:
     last = asked.request.headers.get("last-event-id")
     reader = await read_stream(asked.reading, asked.id, asked.path["name"], last_event_id=last, **asked.query)
-    return stream_events(reader, asked.streams, asked.runtime.telemetry, LIFE_SECONDS)
+    asked.streams.admit(asked.principal.name)
+    return stream_events(reader, asked.streams, asked.runtime.telemetry, LIFE_SECONDS, asked.principal.name)
 
 
 _START = Parameter("the first index; below 0 it counts from the end", "number", -(10**15), 10**15, default=0)

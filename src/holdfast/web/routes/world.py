@@ -5,11 +5,10 @@ from __future__ import annotations
 from holdfast.errors import UsageError
 from holdfast.runtime.foreign import MAX_DELIVERIES
 from holdfast.web.actions import touched
-from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, about
 from holdfast.web.reading.world import WorldReading
 from holdfast.web.requests import Parameter, limit_parameter
-from holdfast.web.routing import Act, ApiRoute, Asked, Render
+from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
 
 
 class Redelivering(Act, kw_only=True):
@@ -80,14 +79,12 @@ ROUTES = (
         },
     ),
     ApiRoute("GET", "/world/messages/{id}", show_message, "show one message: its content, its attempts, its error"),
-    ApiRoute(
-        "POST",
+    action(
         "/world/messages/{id}/redeliver",
         redeliver,
         "deliver a message at once, whatever has become of it",
-        role=Role.OPERATOR,
-        action="world.redeliver",
-        body=Redelivering,
+        "world.redeliver",
+        Redelivering,
         twin="holdfast world messages redeliver {id}",
     ),
     ApiRoute("GET", "/world/servers", list_servers, "list the servers that deliver messages"),

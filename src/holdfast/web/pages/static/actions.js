@@ -4,7 +4,7 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"); an `optional` one that is empty is not sent.
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an empty `optional` field is not sent.
 // `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;

@@ -1,8 +1,8 @@
 // Live updates: the server names topics that have changed; the page fetches itself and replaces its regions.
 //
-// A region is an element with an id and `data-live`. One that holds what the pointer is over, a field with the focus, or
-// what the keyboard was used on in the last seconds, waits; so does one before it, which would move it. What the user has
-// just done is shown at once. Nothing is fetched while the tab is hidden.
+// A region is an element with an id and `data-live`. A region waits while the pointer is over a control in it, a
+// field in it has the focus, or the keyboard was used in it in the last seconds. The regions before it wait too: they
+// would move it. What the user has just done is shown at once. Nothing is fetched while the tab is hidden.
 const PAUSE = 1000; // at least, between two updates
 const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
 
@@ -14,6 +14,7 @@ let pointer = null;
 let source = null;
 let forced = false;
 let typed = 0;
+const AGAIN = 10000; // after a refusal
 const TYPING = 5000; // how long the keyboard counts as in use
 
 export function live() {
@@ -34,7 +35,12 @@ function start(topics) {
   source.addEventListener("changed", () => { wanted = true; update(); });
   source.addEventListener("problem", () => say("the store does not answer"));
   source.onopen = () => say("live");
-  source.onerror = () => say("reconnecting");
+  source.onerror = () => {
+    say("reconnecting");
+    if (source?.readyState !== EventSource.CLOSED) return; // the browser does it; but not after an answer such as 429
+    source = null;
+    setTimeout(() => { if (!document.hidden) start(topics); }, AGAIN);
+  };
   if (last) { wanted = true; update(); } // what happened while the tab was hidden
   last = last || Date.now();
 }
