@@ -13,7 +13,7 @@ import math
 import os
 import socket
 from collections.abc import Coroutine, Generator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from holdfast import errors
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
@@ -53,10 +53,29 @@ R = TypeVar("R", covariant=True)
 Moment = dt.datetime | float | None
 
 
-class Invocation(Generic[R]):
+class Handle:
+    """A handle of what was submitted: says our word for what other libraries have on theirs."""
+
+    __slots__ = ()
+    _ours: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # else nothing would be known to be missing
+
+        def __getattr__(self, word: str) -> Any:
+            said = f"{type(self).__name__!r} object has no attribute {word!r}"
+            hint = f": write {self._ours[word]}" if word in self._ours else ""
+            raise AttributeError(f"{said}{hint}", name=word, obj=self)
+
+
+class Invocation(Handle, Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
     __slots__ = ("_runtime", "id", "is_fresh")
+    _ours: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("get", "get_result", "wait", "join", "return_value"), "result(timeout=…)"),
+        **dict.fromkeys(("state", "ready", "done", "is_done", "is_complete", "successful", "failed"), "status"),
+        **dict.fromkeys(("revoke", "abort", "terminate"), "cancel()"),
+    }
     _is_expected = False  # it may not be stored yet
 
     def __init__(self, runtime: AppRuntime, id: str, *, fresh: bool = False) -> None:

@@ -512,7 +512,7 @@ class Submittable(Generic[P, R]):
         try:
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
-            raise self._with_hint(error, kwargs) from None
+            raise self._with_hint(error, kwargs, takes=takes) from None
         if secrets := self._secrets:
             args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         if self._fitting is not None:
@@ -520,8 +520,12 @@ class Submittable(Generic[P, R]):
         if task.check is not None and not takes:
             task.check(*args, **kwargs)
 
-    def _with_hint(self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any]) -> ArgumentsDoNotBind:
-        """Add our word for an option of other libraries that was given as an argument."""
+    def _with_hint(
+        self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any], *, takes: bool = False
+    ) -> ArgumentsDoNotBind:
+        """Add our word for an option of other libraries that was given as an argument, and what `takes` means."""
+        if takes:
+            error = ArgumentsDoNotBind(f"{error}. Its first argument comes from the call before; with si(…), none does")
         said = [words.of_option(self.name, name, "the option") for name in kwargs if name not in self._names]
         return ArgumentsDoNotBind(f"{error}. {said[0][:1].upper()}{said[0][1:]}") if any(said) else error
 

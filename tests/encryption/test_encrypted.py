@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import hashlib
@@ -13,8 +14,9 @@ from msgspec.structs import replace
 from tests.encryption.conftest import Dump, key
 from tests.support.patience import eventually, patient
 
-from holdfast import App, chain, context, hook, on_event, stream
+from holdfast import App, chain, context, group, hook, on_event, stream
 from holdfast.errors import EncryptionKeyMissing, NotDecodable, ValueEncrypted
+from holdfast.groups.service import Groups
 from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
@@ -198,3 +200,25 @@ def test_two_apps_with_one_key_give_equal_values_different_names() -> None:
         with App("memory://", name=name, encryption_keys=key("k1"), **FAST) as app:
             names.add(stored(app, declare(app)["follow"].submit(LARGE).id).payloads)
     assert len(names) == 2
+
+
+def test_a_process_without_the_key_of_a_result_leaves_the_callback_of_its_group_to_others(url: str) -> None:
+    if url == "memory://":
+        pytest.skip("it ends with its app")
+    with App(url, name="shop", encryption_keys=key("k1"), **FAST) as app:
+        follow = declare(app)["follow"]
+        done = group(follow.s(f"{CANARY} {number}") for number in range(2)).then(follow).submit()
+    with App(url, name="shop", encryption_keys=f"{key('k2')},{key('k1')}", **FAST) as app:
+        declare(app)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Groups, "check", lambda *_: asyncio.sleep(0))
+            with app.runner():
+                values = app.group(done.id).results(timeout=patient(30))
+    for keys in (None, key("k1")):
+        with App(url, name="shop", encryption_keys=keys, **FAST) as app, pytest.raises(ValueEncrypted):
+            app.runtime.run(app.runtime.ready().part(Groups).check(done.id))
+    with App(url, name="shop", encryption_keys=f"{key('k2')},{key('k1')}", **FAST) as app:
+        declare(app)
+        app.runtime.run(app.runtime.ready().part(Groups).check(done.id))
+        with app.runner():
+            assert app.invocation(done.callback.id).result(timeout=patient(30)) == values

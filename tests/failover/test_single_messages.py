@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient, WriteConcern
+from pymongo.database import Database
+from pymongo.read_concern import ReadConcern
 from tests.failover.writes import KINDS, Documents, Stage
 from tests.store.mongo.tools import opened, until, with_options
 from tests.support.mongod import ReplicaSet
@@ -58,13 +60,24 @@ def client(servers: ReplicaSet) -> Iterator[MongoClient[dict[str, Any]]]:
 
 @pytest.fixture
 def invocations(servers: ReplicaSet, client: MongoClient[dict[str, Any]]) -> Iterator[Documents]:
-    for name in COLLECTIONS:
-        if name != META:
-            client[DATABASE][name].delete_many({})
-    # Reads of the store are majority reads. Until this one is acknowledged, they may still see what was deleted.
-    client[DATABASE].get_collection(INVOCATIONS, write_concern=WriteConcern("majority")).delete_many({})
+    while not is_emptied(client[DATABASE]):
+        pass
     yield client[DATABASE][INVOCATIONS]
     servers.forget()
+
+
+def is_emptied(database: Database[dict[str, Any]]) -> bool:
+    """Empty the collections. Return False if a majority read, as the store's are, still finds something.
+
+    The servers vote within a second, so a busy machine elects another primary now and then. It takes back what one
+    server alone had deleted, and what the test before has left would be there in the next one.
+    """
+    names = [name for name in COLLECTIONS if name != META]
+    for name in names:
+        database[name].delete_many({})
+    database.get_collection(INVOCATIONS, write_concern=WriteConcern("majority")).delete_many({})
+    there = [database.get_collection(name, read_concern=ReadConcern("majority")) for name in names]
+    return not any(collection.find_one({}, {"_id": 1}) for collection in there)
 
 
 @pytest.fixture(autouse=True)

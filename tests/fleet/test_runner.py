@@ -482,6 +482,31 @@ def test_a_death_that_was_hard_to_declare_is_seen_to_all_the_same(lost: str) -> 
     virtually(scenario)
 
 
+def test_a_recovery_that_the_store_leaves_without_an_answer_is_tried_again_at_once() -> None:
+    """The death is seen to: a run of the core task is stored. That run fails, and no cron helps."""
+    asked = itertools.count(1)
+
+    def answers() -> None:
+        if next(asked) in (2, 3):  # the first look for owners comes before the run is stored
+            raise StoreUnavailable("no answer")
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings = WITHOUT_BACKSTOP
+        victim = await fleet.started(nap)
+        id = await fleet.submit("nap", 5.0)
+        await fleet.until_status(id, Status.RUNNING)
+        observer = await fleet.started(nap)
+        observer.line.before["owners"] = answers
+        victim.crash()
+        await fleet.gone(victim.id)
+        await fleet.until_status(id, Status.RUNNING, within=1.0)
+        assert (await fleet.record(id)).epoch == 1
+        await fleet.end(id, within=10.0)
+        assert next(asked) > 4
+
+    virtually(scenario)
+
+
 # --- after one's own death
 
 

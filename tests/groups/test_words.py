@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,29 @@ def test_calls_that_belong_together_name_ours(made: Any) -> None:
         made.nonsense  # noqa: B018
     with pytest.raises(UsageError, match=r"write .*\.then\("):
         made | add.s(2)
+
+
+def test_handles_name_ours() -> None:
+    one, some = add.submit(1), group([add.s(1)]).submit()
+    for handle in (one, some, chain(add.s(1), add.s()).submit()):
+        assert handle._ours
+        for word, ours in handle._ours.items():
+            with pytest.raises(AttributeError, match=f"'{word}': write {re.escape(ours)}$"):
+                getattr(handle, word)
+            assert hasattr(handle, re.match(r"\w+", ours)[0])  # type: ignore[index]
+        with pytest.raises(AttributeError, match=r"object has no attribute 'nonsense'$"):
+            handle.nonsense  # noqa: B018
+
+
+def test_a_group_is_of_a_list_and_a_link_takes_what_comes_before() -> None:
+    with pytest.raises(UsageError, match=r"write group\(\[a.s\(1\), b.s\(2\)\]\)"):
+        group(add.s(1), add.s(2))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"group\(\) takes a list"):
+        group(add.s(1))  # type: ignore[arg-type]
+    with pytest.raises(
+        ArgumentsDoNotBind, match=r"Its first argument comes from the call before; with si\(…\), none does"
+    ):
+        chain(add.s(1), add.s(1, 2, 3)).submit()
 
 
 def test_chord_is_named() -> None:

@@ -195,6 +195,19 @@ def test_a_rerun_beyond_the_year_9999_is_refused(app: App) -> None:
     assert len(app.invocations()) == 1
 
 
+def test_a_rerun_with_other_arguments_is_under_their_limit_and_rate(app: App) -> None:
+    @app.task(rate="100/s", rate_by="customer", limit=3, limit_by="customer")
+    def call(customer: str) -> str:
+        return customer
+
+    with app.runner():
+        ann, bob = call.submit("ann"), call.submit("bob")
+        assert (ann.result(timeout=patient(30)), bob.result(timeout=patient(30))) == ("ann", "bob")
+    other = ann.rerun(arguments={"customer": "bob"})
+    keys = [(each.record().limit_key, each.record().terms.rate_key) for each in (ann, bob, other)]
+    assert keys[2] == keys[1] != keys[0]
+
+
 def test_a_rerun_may_wait(app: App) -> None:
     ship = declare(app)
     first = ship.submit(7)

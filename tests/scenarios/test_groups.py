@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.patience import patient
 
 from holdfast import App, InvocationCancelled, ResultTimeout, UsageError, chain, group
-from holdfast.errors import CallNotMade, InvocationNotFound, KeyTaken
-from holdfast.groups.records import KIND, from_entry
+from holdfast.errors import CallNotMade, InvocationNotFound, KeyTaken, StoreError
+from holdfast.groups.calling import Caller
+from holdfast.groups.calls import GroupSubmit
+from holdfast.groups.records import KIND, GroupRecord, from_entry
 from holdfast.groups.rules import done_id
-from holdfast.groups.service import Groups
+from holdfast.groups.service import ABANDONED_SECONDS, Groups
 from holdfast.model.records import InvocationRecord
 from holdfast.testing import testing_app
 
@@ -150,6 +153,32 @@ def test_a_cancelled_link_ends_its_chain_as_cancelled(here: App) -> None:
     with pytest.raises(InvocationCancelled, match="not wanted"):
         run.result()
     assert [link.status for link in run.links] == ["success", "cancelled", "cancelled"]
+
+
+def test_on_error_is_called_for_a_chain_that_is_cancelled_between_two_links(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has ended, and the second is not stored yet: no link is there that could be cancelled."""
+    shop, follow, gate = Shop(app), Caller.follow, threading.Event()
+
+    async def late(self: Caller, ended: Any) -> Any:
+        await asyncio.to_thread(gate.wait, PATIENCE)
+        return await follow(self, ended)
+
+    monkeypatch.setattr(Caller, "follow", late)
+    with app.runner():
+        run: Any = chain(shop.add.s(1), shop.add, shop.add).on_error(shop.tell).submit()
+        assert run.links[0].result(PATIENCE) == 1
+        run.cancel("not wanted")
+        gate.set()
+        with pytest.raises(InvocationCancelled, match="not wanted"):
+            run.result(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not shop.said and time.monotonic() < deadline:
+            time.sleep(0.02)
+    (told,) = shop.said
+    assert (told["invocation"], told["status"]) == (run.links[1].id, "cancelled")
+    assert len(calls(app, shop.add)) == 3
 
 
 def test_a_link_that_was_cancelled_alone_ends_the_chain(here: App) -> None:
@@ -457,3 +486,56 @@ def test_a_handle_of_what_is_not_called_yet_says_so(here: App) -> None:
         callback.record()
     with pytest.raises(ResultTimeout, match="it is called when all that it follows has ended"):
         callback.result(0.0)
+
+
+# --- a submit that takes too long
+
+
+def tend_late(groups: Groups, record: GroupRecord | None) -> Any:
+    """Tend a group as a runner does that looks at it long after its submit began."""
+    assert record is not None
+    return groups.tend(replace(record, created_at=record.created_at - 2 * ABANDONED_SECONDS))
+
+
+def test_a_submit_that_goes_on_after_its_group_was_closed_says_so(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine slept: the members came too late, and no callback would follow them."""
+    shop = Shop(app)
+    insert = GroupSubmit._insert
+
+    async def late(self: GroupSubmit) -> None:
+        await tend_late(self._groups, await self._groups.get(self._record.id))
+        await insert(self)
+
+    monkeypatch.setattr(GroupSubmit, "_insert", late)
+    with pytest.raises(StoreError, match="was closed, since storing its 3 calls took over 10 min"):
+        group(shop.add.s(number) for number in range(3)).then(shop.total).submit()
+    assert [each.status.value for each in app.invocations()] == ["cancelled"] * 3
+
+
+def test_a_group_that_becomes_whole_while_it_is_closed_goes_on(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(app)
+    groups, cancel = app.runtime.ready().part(Groups), Groups.cancel
+    whole = group(shop.add.s(number) for number in range(3)).then(shop.total)
+
+    async def slow(self: Groups, record: GroupRecord, **more: Any) -> None:
+        """The submit ends meanwhile."""
+        await cancel(self, record, **more)
+        await self.change(record.id, is_whole=True)
+
+    monkeypatch.setattr(Groups, "cancel", slow)
+    monkeypatch.setattr(Groups, "_all_there", lambda *_: asyncio.sleep(0, False))
+    monkeypatch.setattr(GroupSubmit, "store", without_mark)
+    submitted = whole.submit()
+    app.runtime.run(tend_late(groups, app.runtime.run(groups.get(submitted.id))))
+    after = app.runtime.run(groups.get(submitted.id))
+    assert after is not None
+    assert (after.is_whole, after.abandoned) == (True, False)
+    with app.runner(), pytest.raises(CallNotMade, match="3 of 3 calls of its group did not succeed"):
+        submitted.callback.result(timeout=PATIENCE)
+
+
+async def without_mark(self: GroupSubmit) -> GroupRecord:
+    """Store the group and its members, not that it is whole."""
+    await self._groups.put(self._record)
+    await self._insert()
+    return self._record

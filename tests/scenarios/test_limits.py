@@ -426,3 +426,26 @@ def test_a_change_by_a_program_without_the_code_lets_the_next_call_be_looked_at(
         with App(url, name="shop") as bare:
             bare.limits.set("work", rate="100/s")
         assert second.record().due_at < time.time() + 5
+
+
+def test_a_change_of_the_rate_leaves_a_burst_that_was_given(url: str) -> None:
+    with App(url, name="shop") as app:
+
+        @app.task(name="given", rate="10/s", burst=3)
+        def given() -> None: ...
+
+        @app.task(name="plain", rate="10/s")
+        def plain() -> None: ...
+
+        def bursts() -> tuple[int | None, ...]:
+            return tuple(each.burst for each in app.limits.list())
+
+        assert bursts() == (3, 10)
+        for name in ("given", "plain"):
+            app.limits.set(name, rate="100/s")
+        assert bursts() == (3, 100)
+        app.limits.set("plain", burst=7)
+        app.limits.set("plain", rate="50/s")
+        assert bursts() == (3, 7)
+        app.limits.clear("plain")
+        assert bursts() == (3, 10)

@@ -37,9 +37,10 @@ pytestmark = [
 SEEDS, FIRST = 40, 15
 MOST_SEEDS = 60  # within so many, a planted bug has to show
 MANY = int(os.environ.get("HOLDFAST_TEST_SIMULATION_SEEDS", "3000"))
-KNOWN = (28, 38, 91, 139, 153, 167, 254, 354, 372)
-SLOW = (326,)  # a run is taken over after 25.5 s, and 25 are promised: to be looked at
-"""They failed once: a run suspended twice, a child that ended before it was recorded, two ids for one remote step."""
+KNOWN = (28, 38, 91, 139, 153, 167, 254, 326, 354, 372)
+"""They failed once: a run suspended twice, a child that ended before it was recorded, two ids for one remote step, a
+takeover that waited four ticks because the store left each recovery without an answer once.
+"""
 
 
 @pytest.mark.parametrize("first", range(FIRST, SEEDS, 5))
@@ -204,13 +205,6 @@ PLANS = {
     "takeover_left_out": zombie_trips,
     "children_with_new_ids": dying_parents,
 }  # each shows where a process freezes or dies between two writes, and few seeds of `trips_of` have that
-
-
-@pytest.mark.xfail(strict=True, reason="half a second late")
-@pytest.mark.parametrize("seed", SLOW)
-def test_a_takeover_that_is_late(seed: int) -> None:
-    run = simulate(trips_of(seed))
-    assert not run.violations, str(run)
 
 
 def caught(expected: str, plan_for: Callable[[int], Plan]) -> Plan:

@@ -4,7 +4,8 @@ They are stored, claimed, recovered and explained like a user's, in an app of th
 are in no list or count of the user. They run in the runner itself, where user code cannot starve them. Their schedules
 are stored and fired as usual, and their crons come from the settings. If a run is waiting already, another would find
 nothing to do, and the tick passes. Of each core task one run is active at a time (running concurrency "task"), for at
-most a minute: a run that hangs must not keep the others from doing its work.
+most a minute: a run that hangs must not keep the others from doing its work. A run that the store leaves without an
+answer is tried again 0.1 s later, then ever more seldom, six times in 6 s: the next tick would be a whole period later.
 
 `CoreWorker` keeps the worker that runs them. If it breaks (a defect, or an unexpected error), the heartbeats of the
 runner would go on, and the services would go on firing tasks that no worker runs. So a successor takes its place, under
@@ -21,9 +22,11 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.errors import StoreUnavailable
 from holdfast.ids import derived_id
 from holdfast.model.limits import Limit, limit_key
 from holdfast.model.records import OUTCOMES, InvocationRecord, Terms, registered
+from holdfast.model.retries import Exponential, Only, dump_policy
 from holdfast.model.status import AVAILABLE, Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of
 from holdfast.runtime.engine import Engine
@@ -40,9 +43,10 @@ _WAITING = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}
 
 
 KEPT_SECONDS = 3600.0
-TERMS = Terms(retention=dict.fromkeys(OUTCOMES, KEPT_SECONDS))
-LONGEST_SECONDS = 60.0
 _SOON_SECONDS = 1.0
+_AGAIN = Only(Exponential(6, 0.1, jitter=False), StoreUnavailable)
+TERMS = Terms(retries=dump_policy(_AGAIN), retention=dict.fromkeys(OUTCOMES, KEPT_SECONDS))
+LONGEST_SECONDS = 60.0
 _FEW = 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
 _WELL_SECONDS = 60.0  # a worker that lived as long was well; the next pause is short again

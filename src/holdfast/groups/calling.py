@@ -56,18 +56,23 @@ class Caller:
                 calls += self._failed(record, follow)
         if kept:
             await self._store.keep_payloads(self._app, kept)
-        await self.submit(calls)
+        there = await self.submit(calls)
+        await self.submit(
+            [each for call, holder in zip(calls, there, strict=True) for each in self._of_closed(call, holder)]
+        )
         crashpoint("follow.made")
         return ()
 
-    async def submit(self, calls: Sequence[InvocationRecord]) -> None:
+    async def submit(self, calls: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        """Store calls. Return those that were there already, in their places."""
         if not calls:
-            return
-        await self._engine.submitter.submit(calls)
+            return ()
+        there = await self._engine.submitter.submit(calls)
         if over := [record.id for record in calls if record.status is not Status.REGISTERED]:
             self._engine.hub.send(Hint(ENDED, tuple(over), len(over)))
         if told := [record.id for record in calls if record.outbox]:
             self._engine.outbox.ended(told)
+        return there
 
     def _next(self, record: InvocationRecord, follow: Follow, arguments: bytes) -> InvocationRecord:
         link, rest = follow.rest[0], follow.rest[1:]
@@ -83,9 +88,18 @@ class Caller:
             follow=after if rest or after.on_error else None,
         )
 
+    def _of_closed(self, call: InvocationRecord, there: InvocationRecord | None) -> list[InvocationRecord]:
+        """Return the call on errors, if a link was to be called whose chain was cancelled between two links: its place
+        is taken, and no link that runs tells of the cancellation.
+        """
+        follow = call.terms.follow
+        if follow is None or there is None or there.status is not Status.CANCELLED or there.terms.follow is not None:
+            return []
+        return self._failed(there, replace(follow, rest=()))
+
     def _failed(self, record: InvocationRecord, follow: Follow) -> list[InvocationRecord]:
         """Return what follows the failure of a link: the end of the chain, which says so, and the call on errors."""
-        first, calls = rules.first_of(record), []
+        first, calls = follow.chain or record.id, []
         if follow.rest:
             last = follow.rest[-1]
             id = rules.link_id(first, follow.place + len(follow.rest))

@@ -7,8 +7,9 @@ close.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, Never, NoReturn, Protocol, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ from holdfast.executors.context import origin_in, parent_in
 from holdfast.groups import rules
 from holdfast.groups.handles import ChainInvocation, InvocationGroup, handle_of
 from holdfast.groups.records import GroupRecord
-from holdfast.groups.service import Groups
+from holdfast.groups.service import ABANDONED_SECONDS, Groups
 from holdfast.groups.words import Composed
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
@@ -301,10 +302,22 @@ class GroupSubmit:
             after = await self._groups.change(record.id, is_whole=True)
         except StoreReadOnly:  # the role of a submitter: the first end of a member finds that all are there
             return record
+        if after is not None and after.abandoned:
+            await self._give_up(after)
         if after is not None and after.failed is not None:  # while the others were being stored
             await self._groups.cancel(after, reason=f"{after.failed} of its group has failed")
         await self._groups.check(record.id)
         return record
+
+    async def _give_up(self, closed: GroupRecord) -> NoReturn:
+        """Cancel the members that came after their group was closed: nothing would follow them."""
+        why = "its group was closed before all calls were stored"
+        with contextlib.suppress(StoreReadOnly):
+            await self._groups.cancel(closed, reason=why)
+        raise StoreError(
+            f"the group {closed.id} was closed, since storing its {closed.size:,} calls took over "
+            f"{ABANDONED_SECONDS / 60:.0f} min: its calls are cancelled, and nothing follows. Submit it again"
+        )
 
     async def _insert(self) -> None:
         if self._payloads:
@@ -318,7 +331,7 @@ class GroupSubmit:
 
 def group(
     calls: Iterable[TaskCall[R]],
-    *,
+    *more: Never,
     common_args: Mapping[str, object] | None = None,
     on_failure: Literal["continue", "cancel"] = "continue",
 ) -> Group[R]:
@@ -327,6 +340,8 @@ def group(
     `common_args` are keyword arguments of all of them, which are stored once. When a member fails, the others go on, or
     are cancelled (``on_failure="cancel"``). `then` and `on_error` say what follows when all have ended.
     """
+    if more or not isinstance(calls, Iterable):
+        raise UsageError("group() takes a list: write group([a.s(1), b.s(2)])")
     found = list(calls)
     for call in found:
         if not isinstance(call, TaskCall):

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from holdfast import errors
 from holdfast.clock import format_duration
@@ -15,7 +15,7 @@ from holdfast.groups import rules
 from holdfast.groups.calling import Caller, from_end
 from holdfast.groups.ends import EndReader
 from holdfast.ids import InvocationId
-from holdfast.invocation import Invocation, asking, cancelled_all, end_of, outcome_of, overdue, patience
+from holdfast.invocation import Handle, Invocation, asking, cancelled_all, end_of, outcome_of, overdue, patience
 from holdfast.model.records import Cancellation, InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
@@ -103,8 +103,14 @@ class ChainInvocation(ExpectedInvocation[R]):
             await caller.submit([caller.ended(record, f"its chain was {asked}", cancellation=asked)])
 
 
-class InvocationGroup(Sequence[Invocation[R]]):
+class InvocationGroup(Handle, Sequence[Invocation[R]]):
     """The invocations of one `group` or `map`, in the order of their arguments."""
+
+    _ours: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("result", "get", "get_results", "wait", "join"), "results(timeout=…)"),
+        **dict.fromkeys(("status", "state", "ready", "done", "is_done", "completed_count", "failed"), "counts()"),
+        **dict.fromkeys(("revoke", "abort"), "cancel()"),
+    }
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 def following(link: NextCall, result: bytes) -> Passed:
     """Return the call of a link whose first argument is a result, as it was encoded."""
+    refuse_sealed(link.call.arguments)
     if not link.takes:
         return Passed(link.call.arguments)
     refuse_sealed(result)
@@ -97,6 +98,7 @@ def collected(
     """Return the call of a link whose first argument is the list of these values, as they were encoded. What they refer
     to is among the `payloads`, and becomes part of the list. Raises `Refused` if the list is too large.
     """
+    refuse_sealed(link.call.arguments)
     if not link.takes:
         return Passed(link.call.arguments)
     args, kwargs = _call.decode(link.call.arguments)

@@ -21,7 +21,14 @@ from msgspec.structs import replace
 from holdfast.codec import Payload
 from holdfast.codec.extensions import Refused
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, PayloadLost, StoreUnavailable
+from holdfast.errors import (
+    CorruptRecord,
+    InvocationNotFound,
+    NotDecodable,
+    PayloadLost,
+    StoreUnavailable,
+    ValueEncrypted,
+)
 from holdfast.fleet.services import Duty
 from holdfast.groups import rules
 from holdfast.groups.calling import Caller, following_on
@@ -76,10 +83,12 @@ class Groups:
         return await self._store.put_entry(to_entry(record, self._store.now()))
 
     async def change(self, id: str, **fields: object) -> GroupRecord | None:
-        """Change these fields of a group that is not done. Return it as it is then; None if it is not there."""
+        """Change these fields of a group that is not done. Return it as it is then; None if it is not there. A group
+        that is whole by then is not abandoned.
+        """
         for _ in range(_TRIES):
             record = await self.get(id)
-            if record is None or record.done_at is not None:
+            if record is None or record.done_at is not None or (record.is_whole and "abandoned" in fields):
                 return record
             floor = fields.get("floor", 0)
             wanted = {**fields, "floor": max(record.floor, floor if isinstance(floor, int) else 0)}
@@ -242,6 +251,8 @@ class Groups:
             call = rules.collected(link, values, fetched, self._engine.limits, name_of)
         except Refused as refused:
             return self._refused(record, link, f"the list of what its group leaves {refused.why}"), ()
+        except ValueEncrypted:
+            raise  # by a key that this process lacks: another one makes the call
         except (PayloadLost, NotDecodable) as error:
             return self._refused(record, link, f"a result of its group cannot be read: {error}"), ()
         return self._of_link(record, link, call.arguments, why), call.new

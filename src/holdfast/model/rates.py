@@ -38,12 +38,15 @@ _SHORT = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `count` starts in so many seconds, evenly, and up to `burst` of them at once."""
+    """At most `count` starts in so many seconds, evenly, and up to `burst` of them at once. A burst that `is_given`
+    stays when the rate is changed at run time; another follows the rate.
+    """
 
     count: int
     seconds: float
     burst: int
     waits: bool = True
+    is_given: bool = False
 
     @property
     def interval(self) -> float:
@@ -69,11 +72,12 @@ def rate_of(text: object, burst: object = None, *, waits: bool = True) -> Rate:
         raise UsageError(f'rate={text!r:.80}: {found[2]!r:.40} is no time; write it like "100/m" or "5/10s"') from error
     if not 1 <= count <= MAX_COUNT or not 0.001 <= seconds <= LONGEST_SECONDS:
         raise UsageError(f"rate={text!r:.80}: expected 1 to {MAX_COUNT:,} calls in a time from 1ms to 366d")
+    is_given = burst is not None
     if burst is None:
         burst = max(1, min(MAX_BURST, -int(-count // max(seconds, 1.0))))  # what one second brings
     if type(burst) is not int or not 1 <= burst <= MAX_BURST:
         raise UsageError(f"burst={burst!r:.80}: expected a whole number from 1 to {MAX_BURST:,}")
-    return Rate(count, seconds, burst, waits)
+    return Rate(count, seconds, burst, waits, is_given)
 
 
 def rate_key(name: str, digest: str = "") -> str:
@@ -326,7 +330,8 @@ class LimitChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return declared
         if self.rate is None:
             return replace(declared, burst=self.burst or declared.burst)
-        return rate_of(self.rate, self.burst, waits=declared.waits)
+        burst = declared.burst if self.burst is None and declared.is_given else self.burst
+        return rate_of(self.rate, burst, waits=declared.waits)
 
 
 def _check_change(change: LimitChange) -> None:

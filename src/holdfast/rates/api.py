@@ -133,7 +133,7 @@ class LimitAccess:
         by: str | None = None,
     ) -> LimitChange:
         """Change the limit or the rate of a task, or the rate of a shared name, until `clear`. What is not given stays
-        as an earlier change has it, or as it is declared. A rate without a burst brings its own.
+        as an earlier change has it, or as it is declared. Where no burst is declared, it follows the rate.
 
         Runners follow within 2 s. Running calls go on, and count.
         """
@@ -149,7 +149,7 @@ class LimitAccess:
                 reason=kept_text("reason", reason),
                 limit=limit if limit is not None or known is None else known.limit,
                 rate=rate if rate is not None or known is None else known.rate,
-                burst=burst if rate is not None or burst is not None or known is None else known.burst,
+                burst=burst if burst is not None or known is None else known.burst,
             )
             version = 1 if before is None else before.version + 1
             entry = Entry(app=engine.app, kind=CHANGE, name=name, body=msgspec.json.encode(wanted), version=version)

@@ -29,10 +29,11 @@ class Rerun(NamedTuple):
 
 
 class Edited(NamedTuple):
-    """Other arguments for a rerun, encoded, with the key of the limit that they mean."""
+    """Other arguments for a rerun, encoded, with the keys of the limit and of the rate that they mean."""
 
     arguments: bytes
     limit_key: str | None
+    rate_key: str | None
     payloads: Sequence[Payload]
 
 
@@ -44,9 +45,9 @@ def edited(
     """
     if task is None:
         packed = engine.codec.pack_call(args, kwargs, (), engine.limits)
-        return Edited(packed.data, record.limit_key, packed.payloads)
+        return Edited(packed.data, record.limit_key, record.terms.rate_key, packed.payloads)
     fresh, payloads = task.prepared(engine, args, kwargs)
-    return Edited(fresh.arguments, fresh.limit_key, payloads)
+    return Edited(fresh.arguments, fresh.limit_key, fresh.terms.rate_key, payloads)
 
 
 class Rerunner:
@@ -141,6 +142,7 @@ class Rerunner:
             follow=follow,
             group=None,
             trace=linked(record.terms.trace),
+            rate_key=record.terms.rate_key if edited is None else edited.rate_key,
         )
         fresh = InvocationRecord(
             id=self._id(record.id, request),
