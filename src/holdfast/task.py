@@ -353,7 +353,7 @@ class Submittable(Generic[P, R]):
         if follow is not None:
             terms = msgspec.structs.replace(records[0].terms, follow=follow(engine))
             records = [msgspec.structs.replace(records[0], terms=terms)]
-        if not engine.quota.has_room(len(records)):
+        if engine.quota.most and not engine.quota.has_room(len(records)):
             await runtime.either(engine.quota.admit(len(records)), is_blocking)
         if not records or session is None:
             bridge = runtime.opened().bridge
