@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
+from tests.support.patience import eventually, patient
 
 from holdfast import App
 from holdfast.model.queues import QueuePause
@@ -14,6 +17,7 @@ from holdfast.stats import Figures
 from holdfast.testing.samples import invocation
 from holdfast.web.reading.health import BAD, GOOD, NOTE, WARN, HealthFacts, LimitWait, judged, waits_of
 from holdfast.web.reading.model import ReadModel
+from holdfast.web.reading.queues import QueueReading
 from holdfast.web.reading.runners import Roster
 
 NOW = 1_800_000_000.0  # 08:00 UTC
@@ -173,3 +177,36 @@ def test_the_facts_of_a_store() -> None:
         assert (found.level, found.sentence) == (BAD, "No runner is alive, and 1 call waits.")
         app.queues.pause("default", by="ann")
         assert "default is paused by ann" in app.runtime.run(reading.health.health()).document()["sentence"]
+
+
+def test_a_limit_is_named_by_the_arguments_that_it_goes_by() -> None:
+    with App("memory://", name="shop", poll_interval_seconds=0.2) as app:
+        may_end = threading.Event()
+
+        @app.task(name="bill", limit=1, limit_by=("customer", "token"))
+        def bill(token: str, customer: str) -> None:
+            may_end.wait(patient(30))
+
+        @app.task(name="mail", rate="1/h", rate_by="customer")
+        def mail(customer: str) -> None:
+            pass
+
+        waiting = [bill.submit("t-1", "c-17") for _ in range(3)]
+        sent = mail.submit("c-18")
+        reading = ReadModel(app.runtime)
+
+        def blocked() -> list[Any]:
+            facts, _ = app.runtime.run(reading.health.facts())
+            return [(each.label, each.calls) for each in facts.blocked]
+
+        with app.runner(concurrency=4):
+            try:
+                sent.result(timeout=patient(30))
+                eventually(lambda: blocked() == [("customer=c-17, token=***", 2)], lambda: str(blocked()))
+                (key,) = asyncio.run(QueueReading(app.runtime).limit("bill")).keys
+                assert key.document()["label"] == "customer=c-17, token=***"
+                assert [each.label for each in app.limits.allowances("mail")] == ["customer=c-18"]
+            finally:
+                may_end.set()
+            for each in waiting:
+                each.result(timeout=patient(30))

@@ -54,7 +54,7 @@ def show(
     out.document({"name": task, "keys": [allowance_document(each) for each in found]})
     rows = [
         (
-            shown_key(f"|{each.key}"),
+            each.label or shown_key(f"|{each.key}"),
             each.rate,
             each.left,
             "now" if each.next_at <= now else f"in {length(each.next_at - now)}",

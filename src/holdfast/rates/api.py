@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord, UsageError
+from holdfast.ids import InvocationId
 from holdfast.model.changes import MoveUp
 from holdfast.model.decoding import RATE
 from holdfast.model.limits import task_of
@@ -30,13 +31,15 @@ from holdfast.model.rates import (
     rate_key,
     rate_of,
 )
-from holdfast.model.records import Entry, kept_text, work_hint
+from holdfast.model.records import Entry, InvocationRecord, kept_text, work_hint
 from holdfast.model.status import Status
+from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.limits import changes_of
 from holdfast.runtime.queues import user_and_host
+from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import ALL_KEYS, EntryOrder, Filter
 
 _MAX_KEYS = 1000
@@ -46,10 +49,11 @@ _MAX_PAGES = 10
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """The starts of one key of a rate at a moment: how many are `left`, when the next one is there, whether calls wait
-    for one, and the last calls that took one, with the time.
+    for one, and the last calls that took one, with the time. `label` is what calls of the key have in common.
     """
 
     key: str
+    label: str = ""
     rate: str
     left: int
     next_at: float
@@ -116,9 +120,17 @@ class LimitAccess:
                 found.append(_allowance(entry, bucket_of(entry), now))
             except CorruptRecord:  # the next claim writes it anew
                 continue
-        return sorted(found, key=lambda each: (not each.waiting, each.next_at, each.key))[:limit]
+        shown = sorted(found, key=lambda each: (not each.waiting, each.next_at, each.key))[:limit]
+        ids = [InvocationId(id) for each in shown for id, _ in each.last[:1]]
+        calls = {str(each.id): each for each in await get_readable(engine.store, engine.app, ids) if each is not None}
+        return [self._labelled(each, calls) for each in shown]
 
     aallowances = awaited(allowances)
+
+    def _labelled(self, each: Allowance, calls: Mapping[str, InvocationRecord]) -> Allowance:
+        call = next((calls[id] for id, _ in each.last[:1] if id in calls), None)
+        label = "" if call is None else label_of(self._runtime, call, call.terms.rate_key or "")
+        return replace(each, label=label)
 
     @blocking
     async def set(

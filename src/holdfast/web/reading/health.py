@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from holdfast.fleet.services import SERVICE, Executions
@@ -18,6 +18,7 @@ from holdfast.model.queues import QueuePause
 from holdfast.model.rates import is_rate_key, shown_key
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
+from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.queues import Queue, Queues
 from holdfast.showing import brief, length
@@ -226,7 +227,7 @@ class HealthReading:
             now=now,
             roster=roster,
             queues=queues,
-            blocked=waits_of(blocked),
+            blocked=waits_of(blocked, lambda record: label_of(self._runtime, record, record.limit_key or "")),
             parked=len(parked),
             damaged=damaged,
             hour=stats.total,
@@ -245,14 +246,18 @@ def _last_at(trail: Sequence[Execution], now: float) -> float | None:
     return min(now, last.window_ends_at) if last.status is ExecutionStatus.RUNNING else last.ended_at or last.started_at
 
 
-def waits_of(records: Iterable[InvocationRecord]) -> list[LimitWait]:
+def waits_of(
+    records: Iterable[InvocationRecord], label: Callable[[InvocationRecord], str] = lambda _: ""
+) -> list[LimitWait]:
     """Group calls that wait for a slot by their key, most calls first. A key is a digest, so a group is named by the
-    attributes that its calls share, if they have any.
+    `label` of a call, or by the attributes that its calls share, if they have any.
     """
     groups: dict[str, list[InvocationRecord]] = {}
     for record in records:
         groups.setdefault(record.limit_key or "", []).append(record)
-    found = [LimitWait(_label(key, group), group[0].task, len(group)) for key, group in groups.items()]
+    found = [
+        LimitWait(label(group[0]) or _label(key, group), group[0].task, len(group)) for key, group in groups.items()
+    ]
     return sorted(found, key=lambda each: (-each.calls, each.label))
 
 

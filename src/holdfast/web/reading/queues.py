@@ -10,6 +10,7 @@ from holdfast.model.queues import QueuePause
 from holdfast.model.rates import LimitChange, is_rate_key, name_of_rate, shown_key
 from holdfast.model.records import InvocationRecord
 from holdfast.rates.api import Allowance, LimitAccess, LimitInForce, ranges_of
+from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.queues import Queue, Queues
 from holdfast.showing import fields, moment
@@ -46,10 +47,11 @@ class LimitKey(NamedTuple):
     key: str
     held: int
     holders: Sequence[InvocationRecord]
+    label: str = ""  # what the calls have in common
 
     def document(self) -> Document:
         holders = [invocation_document(each) for each in self.holders]
-        return {"key": shown_key(self.key), "held": self.held, "holders": holders}
+        return {"key": shown_key(self.key), "label": self.label, "held": self.held, "holders": holders}
 
 
 class WholeLimit(NamedTuple):
@@ -97,7 +99,8 @@ class QueueReading:
         found = []
         for key in keys:
             holders = await engine.store.find(engine.app, Filter(limit_key=key), _HOLDERS, order=Order.SLOT)
-            found.append(LimitKey(key, waiting[key], holders))
+            label = label_of(self._runtime, holders[0], key) if holders else ""
+            found.append(LimitKey(key, waiting[key], holders, label))
         return found
 
 
