@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -37,3 +38,28 @@ def test_a_loop_that_is_stopped_is_run_again_ever_more_slowly(pauses: list[float
     thread.end()
     assert pauses[:8] == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1]
     assert not thread.is_broken
+
+
+def test_an_end_that_is_asked_for_during_a_pause_cancels_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    pausing, go_on, cancelled = threading.Event(), threading.Event(), threading.Event()
+
+    def sleep(_: float) -> None:
+        pausing.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cancelled.set()
+
+    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    thread = LoopThread("test-loop", logging_telemetry())
+    asyncio.run_coroutine_threadsafe(linger(), thread.loop)
+    thread.loop.call_soon_threadsafe(thread.loop.stop)
+    assert pausing.wait(PATIENCE_SECONDS)
+    thread.end(wait=False)
+    go_on.set()
+    thread.thread.join(PATIENCE_SECONDS)
+    assert (cancelled.is_set(), thread.loop.is_closed(), thread.is_broken) == (True, True, False)

@@ -78,7 +78,7 @@ class LoopThread:
                 time.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         try:
-            self.loop.run_until_complete(self._cancel_the_rest())
+            self._end_the_rest()
         except OSError:  # it had to end before that was clear
             return self._give_up()
         except BaseException:
@@ -97,6 +97,16 @@ class LoopThread:
                 self.telemetry.emit(DutyFailed("engine", f"report the end of event loop {self.thread.name}", error))
         # Not closed, and kept: its descriptors' numbers may be in use for other files by now.
         _broken.append(self.loop)
+
+    def _end_the_rest(self) -> None:
+        """Run the loop for the last time. The stop that `end` has sent may only be heard now."""
+        ending = self.loop.create_task(self._cancel_the_rest())
+        while not ending.done():
+            try:
+                self.loop.run_until_complete(ending)
+            except RuntimeError:
+                if ending.done():
+                    raise
 
     async def _cancel_the_rest(self) -> None:
         await asyncio.sleep(0)  # what was handed over a moment ago gets its task, so that it can be cancelled too
