@@ -116,7 +116,7 @@ def test_programs_use_everything(kinds: tuple[str, ...], is_plain: bool) -> None
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["async", "plain"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     rng=st.randoms(use_true_random=False),
     evict=st.sampled_from([0.0, 0.1, 0.5]),
@@ -126,7 +126,9 @@ def test_programs_use_everything(kinds: tuple[str, ...], is_plain: bool) -> None
 def test_bodies_that_hypothesis_makes(
     is_plain: bool, rng: random.Random, evict: float, crash: float, cancel: float
 ) -> None:
-    """Hypothesis draws program, order of completion, evictions, crashes and cancel, so a failure comes out small."""
+    """Hypothesis draws program, order of completion, evictions, crashes and cancel, so a failure comes out small. The
+    same ones each time: a source that keeps to evictions lets no run end, and such draws took many minutes.
+    """
     assert not survives(rng, is_plain=is_plain, evict=evict, crash=crash, cancel=cancel)
 
 
