@@ -34,7 +34,7 @@ class Told(NamedTuple):
     address: str
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """Seed a store once, and serve its pages. One runner is at work on a call that does not end, in a process of its
     own: it lasts as long as the tests of this process, whose output it would write into.

@@ -29,7 +29,7 @@ def budget() -> Iterator[None]:
         pytest.fail(complaint)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers() -> Iterator[ReplicaSet]:
     with tempfile.TemporaryDirectory(prefix="hf-failover-") as folder:
         servers = ReplicaSet(Path(folder))
@@ -48,7 +48,7 @@ def cluster(servers: ReplicaSet) -> Iterator[ReplicaSet]:
     servers.heal()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def resting(servers: ReplicaSet) -> Iterator[dict[bool, Load]]:
     """Loads between two tests, by whether they are hasty. In the end everybody leaves, and nothing may be left over."""
     loads: dict[bool, Load] = {}
