@@ -73,6 +73,7 @@ def test_a_queue_is_resumed_and_paused_with_a_reason(story: Told, window: Window
     assert {each.name: each.pause for each in story.app.queues.list()}["mail"] is None
     page.get_by_role("button", name="Pause mail").click()
     page.locator("dialog").get_by_label("Reason").fill("the provider is down")
+    page.locator("dialog .preview p").wait_for()  # before it is there, nothing is done
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Resume mail").wait_for()
     pause = {each.name: each.pause for each in story.app.queues.list()}["mail"]

@@ -7,6 +7,7 @@ import { streams } from "./stream.js";
 import { times } from "./times.js";
 
 document.body.classList.add("has-script");
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 actions();
 keys();
 search();
