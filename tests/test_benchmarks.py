@@ -253,6 +253,7 @@ def test_a_quick_bench_prints_every_figure(stores: str, capsys: pytest.CaptureFi
     assert all(median > 0 for name, median in medians if name != "idle runner, commands")  # it may be that idle
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_quick_bench_of_workflows_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     workflows.main(["--quick", "--json", "--stores", "sqlite"])
@@ -268,6 +269,7 @@ def test_a_quick_bench_of_the_world_prints_every_figure(capsys: pytest.CaptureFi
     assert min(figures.values()) > 0
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_quick_bench_of_hooks_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     hooks.main(["--quick", "--json", "--stores", "sqlite"])
@@ -276,6 +278,7 @@ def test_a_quick_bench_of_hooks_prints_every_figure(capsys: pytest.CaptureFixtur
     assert all(value > 0 for value in figures.values())
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_quick_bench_of_the_monitor_prints_every_page(capsys: pytest.CaptureFixture[str]) -> None:
     monitor.main(["--parts", "pages", "--rounds", "1", "--archived", "300", "--backlog", "100"])

@@ -68,6 +68,7 @@ def test_it_follows_the_code_and_ends_as_one(shop: Path, holdfast: Command, star
     assert all(map(is_gone, there))
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_running_work_at_once(shop: Path, holdfast: Command, start: Start) -> None:
     process, _ = started(start)
@@ -89,6 +90,7 @@ def test_nothing_outlives_it(shop: Path, start: Start) -> None:
     process.ends()
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_an_import_that_never_ends_does_not_outlive_it(shop: Path, start: Start) -> None:
     process, _ = started(start)
@@ -113,6 +115,7 @@ def test_it_waits_for_code_that_can_be_imported(shop: Path, start: Start) -> Non
     assert process.ends().code == 0
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.xdist_group("mongo")
 def test_on_mongodb(shop: Path, holdfast: Command, start: Start, mongo_url: str) -> None:

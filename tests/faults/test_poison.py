@@ -59,6 +59,7 @@ def test_only_the_guilty_one_is_charged(session: Session) -> None:
     assert len({last[token] for token in twice}) == len(twice), "they did not run in processes of their own"
 
 
+@pytest.mark.faults
 @on("sqlite")
 def test_several_pills_do_not_cost_a_bystander_its_life(session: Session) -> None:
     """Once it runs apart, it ends with its worker, but is not charged for that."""

@@ -44,7 +44,7 @@ from holdfast.triggers import rules as trigger_rules
 from holdfast.triggers.outbox import TriggerOutbox
 from holdfast.triggers.service import Sweep
 
-SEEDS, EARLY_SEEDS = 60, 20
+SEEDS, EARLY_SEEDS = 40, 20
 MOST_SEEDS = 200  # within so many, a planted bug has to show
 MANY = int(os.environ.get("HOLDFAST_TEST_SIMULATION_SEEDS", "3000"))
 KNOWN = (34, 38, 95, 423, 744, 807, 919, 1545)  # they failed once
