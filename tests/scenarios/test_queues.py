@@ -282,10 +282,10 @@ def test_one_that_waits_for_its_child_says_so_and_what_holds_that_one_up(app: Ap
 
     with app.runner(concurrency=2):
         parent = letter.submit()
-        eventually(lambda: bool(app.invocations(parent=parent.id)), "the child is there")
+        eventually(lambda: parent.status == "paused", "the parent waits")
         (child,) = app.invocations(parent=parent.id)
         says = parent.explain()
-        assert f"It may be waiting for its child {child.id} (mail, registered)" in says
+        assert f"It waits for {child.id} (mail, registered)" in says
         assert f"{child.id}: the queue 'mail' was paused by ann" in says
         app.queues.resume("mail")
         assert parent.result(PATIENCE) == 7
