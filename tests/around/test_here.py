@@ -86,6 +86,27 @@ def test_a_failure_that_is_retried_is_stored_as_a_worker_would_have_left_it(app:
     assert result == {"to": [7], "attempt": 3, "keys": [handle.id] * 3}
 
 
+def test_what_the_attempt_has_noted_is_stored_with_it(app: App) -> None:
+    @app.task(name="load", retries=SOON)
+    def load() -> tuple[object, int]:
+        about = context()
+        found = about.last_checkpoint
+        if about.attempt == 1:
+            about.set(customer="c-17")
+            about.progress(40, total=100)
+            about.checkpoint({"row": 40})
+            assert about.last_checkpoint == {"row": 40}
+            raise ConnectionError("no line")
+        return found, about.attempt
+
+    first = load.options(attributes={"shop": "rome"}).try_here()
+    (record,) = app.invocations(attributes={"customer": "c-17"})
+    assert record.attributes == {"shop": "rome", "customer": "c-17"}
+    assert str(first.invocation.progress()) == "40 of 100 (40%)"
+    with app.runner():
+        assert first.result(timeout=patient(20)) == ({"row": 40}, 2)
+
+
 def test_a_final_failure_is_raised_and_not_stored(app: App) -> None:
     for error in (ValueError("wrong"), Fatal("never")):
 

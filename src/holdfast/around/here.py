@@ -3,7 +3,7 @@
 The record of the call is built first, as `submit` builds it: what cannot be stored is refused before its code runs, and
 all attempts have one id. Success stores nothing, and so does a failure that is final, which the caller gets. If the
 task's retries want another attempt, the invocation is stored with one write, in RETRY, by the edges that a worker would
-have walked. A crash before that write loses the call, which no caller has been promised.
+have walked, with what the attempt has noted. A crash before that write loses the call, which no caller was promised.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import socket
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 
+from msgspec.structs import replace
+
 from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError, UsageError
 from holdfast.executors.around import CallsAround, ResourceMissing
 from holdfast.executors.call import Call, raised
+from holdfast.executors.notes import CallNotes
 from holdfast.invocation import Invocation
 from holdfast.model import changes
 from holdfast.model.changes import apply_to
@@ -90,6 +93,9 @@ class HereAttempt:
             at=self._record.created_at,
         )
         self._running = apply_to(claimed(claim, self._record), self._record)
+        self._notes = CallNotes(
+            engine.codec, engine.limits, attributes=self._record.attributes, now=engine.store.now
+        )  # stored with the failure: the next attempt asks for its checkpoint
 
     @property
     def has_failed(self) -> bool:
@@ -146,6 +152,7 @@ class HereAttempt:
             {},
             self._running,
             around=around.of(task.name, task.wanted),
+            notes=lambda call: self._notes,
             outer=_outer(),
         )
 
@@ -178,7 +185,8 @@ class HereAttempt:
             raise error
         self._error = error
         self._payloads += outcome.payloads
-        self._change = change
+        said, self._notes.is_over = self._notes.said, True
+        self._change = replace(change, attributes=said.attributes, notes=said.notes)
 
     async def keep(self) -> Invocation[Any]:
         """Store the invocation that is to be tried again. On the engine's loop."""
