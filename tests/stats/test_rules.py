@@ -200,6 +200,26 @@ def test_a_call_that_was_recovered_waits_from_its_return_to_the_queue() -> None:
     assert (cell.wait.total, cell.run.total, list(cell.tried)) == (0.25, 0.75, ["a"])
 
 
+def test_a_call_that_a_rate_or_limit_has_held_up_waits_from_then() -> None:
+    record = begun(60.0)  # it was due at its start, which the rate has given it
+    held_up = (
+        HistoryEntry(version=2, status=Status.CONCURRENCY_CONTROLLED, at=START + 2, operation="c"),
+        HistoryEntry(version=3, status=Status.REROUTED, at=START + 59, operation="d"),
+    )
+    first, *claim = record.history
+    record = replace(record, due_at=START + 59.75, history=(first, *held_up, *claim))
+    change = success(record, START + 61)
+    cell = counted(record, change)
+    assert (cell.wait.total, cell.run.total, list(cell.delayed)) == (58.0, 1.0, ["a"])
+    quick: Cells = {}
+    count_all(lambda start: quick, [([(record, change)], [Applied()])], change.at)
+    assert quick[KEY] == cell
+    again = begun(0.25, epoch=2, back_at=START + 100)  # it was held up before its first attempt only
+    ran = HistoryEntry(version=4, status=Status.RUNNING, at=START + 60, operation="e", epoch=1)
+    again = replace(again, history=(first, *held_up, ran, *again.history[1:]))
+    assert counted(again, success(again, START + 101)).wait.total == 0.25
+
+
 def test_a_parent_that_paused_has_run_since_its_start() -> None:
     record = begun(0.0)
     lines = [

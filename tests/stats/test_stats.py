@@ -79,6 +79,17 @@ def test_what_ended_is_in_the_statistics_at_once_in_its_own_process(app: App) ->
 
 
 @MEMORY
+def test_a_wait_for_a_start_is_a_wait(app: App) -> None:
+    @app.task(name="shop:call", rate="10/s", burst=1)
+    def call() -> None: ...
+
+    with app.runner(concurrency=4):
+        call.map([()] * 3).results(timeout=patient(30))
+        wait = app.stats(task=call).total.wait
+    assert wait.count == 3
+    assert wait.most > 0.15
+
+
 def test_only_what_is_asked_for_is_told(app: App) -> None:
     tasks = declare(app)
     with app.runner(concurrency=4):

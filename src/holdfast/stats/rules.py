@@ -19,7 +19,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.masking import mask_url
 from holdfast.model.changes import Applied, Change, Verdict
 from holdfast.model.decoding import Count, Moment, Seconds
-from holdfast.model.records import InvocationRecord
+from holdfast.model.records import HistoryEntry, InvocationRecord
 from holdfast.model.sealing import HIDDEN
 from holdfast.model.status import Status
 
@@ -279,6 +279,7 @@ _LOST = frozenset({Status.RUNNING_RECOVERY, Status.KILLED})
 
 Written = tuple[Sequence[tuple[InvocationRecord, Change]], Sequence[Verdict]]
 CURRENT_SECONDS = 60.0
+_PLAIN_LINES = 3  # registered, pending, running: with more of them it was held up
 
 
 def without_messages(written: Written) -> Written:
@@ -312,7 +313,7 @@ def count_all(cells_of: Callable[[int], Cells], batches: Sequence[Written], now:
             at = change.at if -CURRENT_SECONDS < now - change.at < CURRENT_SECONDS else now
             if minute != (start := int(at // MINUTE) * MINUTE):
                 minute, cells = start, cells_of(start)
-            began = record.history[-1] if record.history else None
+            began = record.history[-1] if 0 < len(record.history) <= _PLAIN_LINES else None
             if change.name != "completed" or record.epoch != 1 or began is None or began.status is not Status.RUNNING:
                 count(cells, record, change)
                 continue
@@ -377,6 +378,7 @@ def began_at(record: InvocationRecord) -> tuple[float, float | None] | None:
 
     A run is one attempt, however often it was suspended: only its first start was waited for. A call was not due before
     it was created, even if it was moved up in its queue; and an attempt after the first not before it was back there.
+    An attempt that a limit or a rate has held up was due by then: a rate moves the due time to the start that it gives.
     """
     history = record.history
     if record.run is not None and record.epoch > 1:
@@ -390,16 +392,29 @@ def began_at(record: InvocationRecord) -> tuple[float, float | None] | None:
             if line.epoch != record.epoch:
                 return None
             due = max(record.due_at, record.created_at)
-            before = _back_in_queue_at(history, index) if record.epoch > 1 else None
-            return line.at, due if before is None else max(due, before)
+            if record.epoch > 1 and (back_at := _back_in_queue_at(history, index)) is not None:
+                due = max(due, back_at)
+            held_up_at = _held_up_at(history, index)
+            return line.at, due if held_up_at is None else min(due, held_up_at)
     return None
 
 
-def _back_in_queue_at(history: Sequence[object], index: int) -> float | None:
+def _back_in_queue_at(history: Sequence[HistoryEntry], index: int) -> float | None:
     for line in reversed(history[:index]):
-        if line.status is not Status.PENDING:  # type: ignore[attr-defined]
-            return line.at  # type: ignore[attr-defined, no-any-return]
+        if line.status is not Status.PENDING:
+            return line.at
     return None
+
+
+def _held_up_at(history: Sequence[HistoryEntry], index: int) -> float | None:
+    """Return when the attempt that begins there was first held up by a limit or a rate; None if it never was."""
+    first = None
+    for line in reversed(history[:index]):
+        if line.status is Status.RUNNING:
+            break
+        if line.status is Status.CONCURRENCY_CONTROLLED:
+            first = line.at
+    return first
 
 
 def _count_error(cell: Cell, record: InvocationRecord, error: ErrorRecord, at: float, what: str) -> None:
