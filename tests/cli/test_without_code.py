@@ -135,6 +135,13 @@ def test_a_command_with_a_url_imports_no_code(
     assert not (folder / "other.db").exists()
 
 
+@pytest.mark.parametrize("command", ["ps", "archive", "stats"])
+def test_a_short_name_that_finds_nothing_is_explained(holdfast: Command, known: dict[str, str], command: str) -> None:
+    answer = holdfast(command, "--task", "add", "--url", "sqlite:///shop.db")
+    assert (answer.code, "write the whole name of the task, such as shop:add" in answer.err) == (0, True), answer.err
+    assert "note:" not in holdfast(command, "--task", "shop:add", "--url", "sqlite:///shop.db").err
+
+
 def test_what_needs_tasks_imports_the_app_whatever_the_url(
     folder: Path, holdfast: Command, known: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from holdfast.cli import reach
 from holdfast.cli.arguments import call_given
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.completion import ids as ids_offered
-from holdfast.cli.naming import attributes_of, find_id, stored_names
+from holdfast.cli.naming import attributes_of, explain_empty, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.progress import walking
 from holdfast.cli.searched import Search, act_on_all, wanted_by
@@ -88,6 +88,8 @@ def archive(
     records, last = found.records, found.before
     out.document(found.document())
     _table(out, app, records)
+    if not records:
+        explain_empty(out, app, filter.task)
     if last is not None and len(records) < limit:
         out.aside(f"note: it has looked at as much as it does at a time; to go on: --before {last}")
     elif last is not None:

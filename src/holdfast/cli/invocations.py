@@ -16,7 +16,7 @@ from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, Yes, command, page_given
 from holdfast.cli.completion import ids as ids_offered
 from holdfast.cli.events import origin_of
-from holdfast.cli.naming import attributes_of, find_id, stored_names
+from holdfast.cli.naming import attributes_of, explain_empty, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
 from holdfast.cli.searched import Search, act_on_all, wanted_by
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable, UsageError
@@ -127,7 +127,13 @@ def ps(
             return app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
         return app.runtime.run(_page(app, where, names, filter.key, keep, limit))
 
-    live.repeated(out, lambda: _list(out, app, look(), is_line=watch), watch=watch)
+    def once() -> None:
+        page = look()
+        _list(out, app, page, is_line=watch)
+        if not page.records and not watch:
+            explain_empty(out, app, filter.task)
+
+    live.repeated(out, once, watch=watch)
 
 
 def _list(out: Output, app: App, page: InvocationPage, *, is_line: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.app import App
 from holdfast.cli import reach
+from holdfast.cli.output import Output
 from holdfast.errors import EventNotFound, UsageError
 from holdfast.ids import is_id
 from holdfast.runtime.naming import declared, find_definition, wanted_names
@@ -27,6 +28,13 @@ def stored_names(app: App, names: Iterable[str]) -> list[str]:
     """Return the names under which the store may have work of these tasks. See `wanted_names`."""
     given = list(names)
     return reach.with_engine(app, lambda engine: wanted_names(app.runtime, engine, given)) if given else []
+
+
+def explain_empty(out: Output, app: App, tasks: Iterable[str] | None) -> None:
+    """Say of an empty answer that a short name means a task only where the app's code is imported."""
+    short = next((name for name in tasks or () if ":" not in name), None)
+    if short is not None and not declared(app.runtime):
+        out.aside(f"note: no code is imported, so write the whole name of the task, such as shop:{short}")
 
 
 _EVENTS_LOOKED_AT = 10_000

@@ -9,6 +9,7 @@ from typer import Option
 
 from holdfast.app import App
 from holdfast.cli.command import command
+from holdfast.cli.naming import explain_empty
 from holdfast.cli.output import Output
 from holdfast.model.names import counted
 from holdfast.showing import brief, length, moment
@@ -42,6 +43,8 @@ def stats(
     out.document(answer.document())
     if not out.json:
         _print(out, answer.stats)
+    if not answer.stats.tasks:
+        explain_empty(out, app, task)
 
 
 def _print(out: Output, found: Stats) -> None:
