@@ -75,6 +75,7 @@ class Invocation(Handle, Generic[R]):
         **dict.fromkeys(("get", "get_result", "wait", "join", "return_value"), "result(timeout=…)"),
         **dict.fromkeys(("state", "ready", "done", "is_done", "is_complete", "successful", "failed"), "status"),
         **dict.fromkeys(("revoke", "abort", "terminate"), "cancel()"),
+        **dict.fromkeys(("info", "meta"), "progress()"),
     }
     _is_expected = False  # it may not be stored yet
 

@@ -106,7 +106,7 @@ class Chain(Composed, Generic[R]):
 
     def __init__(self, calls: tuple[TaskCall[Any], ...], error: TaskCall[Any] | None = None) -> None:
         self.calls = calls
-        self.error = error
+        self.error_call = error
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.calls))})"
@@ -114,23 +114,23 @@ class Chain(Composed, Generic[R]):
     def then(self, call: Any) -> Chain[Any]:
         """Return the chain with another call at its end, or all those of another chain."""
         chain = as_chain(call)
-        if self.error is not None and chain.error is not None:
+        if self.error_call is not None and chain.error_call is not None:
             raise UsageError("a chain has one on_error(): it is called for the first link that fails")
         calls = (*self.calls, *chain.calls)
         if len(calls) > rules.MOST_LINKS:
             raise UsageError(
                 f"a chain has at most {rules.MOST_LINKS} links, and these are {len(calls)}: a workflow has any number"
             )
-        return Chain(calls, self.error or chain.error)
+        return Chain(calls, self.error_call or chain.error_call)
 
     def on_error(self, call: Any) -> Self:
         """Return the chain with a call for the case that a link does not succeed. It takes a dict: `invocation`,
         `task`, `status`, `type` and `message`.
         """
-        if self.error is not None:
-            raise UsageError(f"on_error() is given already: {self.error}; have that task submit the other one")
+        if self.error_call is not None:
+            raise UsageError(f"on_error() is given already: {self.error_call}; have that task submit the other one")
         found = as_chain(call)
-        if len(found.calls) != 1 or found.error is not None:
+        if len(found.calls) != 1 or found.error_call is not None:
             raise UsageError("on_error() takes one call: have that task submit what is to follow it")
         return cast(Self, Chain(self.calls, found.calls[0]))
 
@@ -144,7 +144,7 @@ class Chain(Composed, Generic[R]):
     def follow(self, engine: Engine) -> Follow | None:
         """Return what follows the first call; None if nothing does."""
         rest = tuple(call.linked(engine) for call in self.calls[1:])
-        on_error = None if self.error is None else self.error.linked(engine)
+        on_error = None if self.error_call is None else self.error_call.linked(engine)
         return Follow(rest=rest, on_error=on_error) if rest or on_error else None
 
     def linked(self, engine: Engine) -> NextCall:
@@ -157,9 +157,9 @@ class Chain(Composed, Generic[R]):
     async def _store(self, *, is_blocking: bool) -> Invocation[R]:
         _refuse_in_body("a chain")
         first = self.calls[0]
-        runtime = _one_runtime([*self.calls, *([self.error] if self.error else [])])
+        runtime = _one_runtime([*self.calls, *([self.error_call] if self.error_call else [])])
 
-        is_followed = len(self.calls) > 1 or self.error is not None
+        is_followed = len(self.calls) > 1 or self.error_call is not None
         follow = (lambda engine: self.follow(engine) or Follow()) if is_followed else None
         stored = await first.task.store_chain(first.args, first.kwargs, follow, is_blocking=is_blocking)
         if is_followed and not stored.is_fresh:  # it has the key of another call, or is in a transaction
@@ -345,7 +345,10 @@ def group(
     found = list(calls)
     for call in found:
         if not isinstance(call, TaskCall):
-            raise UsageError(f"group(): {call!r:.80} is no call; write task.s(…) for each. A chain cannot be a member")
+            raise UsageError(
+                f"group(): {call!r:.80} is no call; write task.s(…) for each. A chain cannot be a member, nor a group: "
+                "let a task submit it, and return its result"
+            )
     if on_failure not in ("continue", "cancel"):
         raise UsageError(f"on_failure={on_failure!r:.80}: expected 'continue' or 'cancel'")
     if len(found) > rules.MOST_MEMBERS:
@@ -375,7 +378,7 @@ def as_chain(call: Any) -> Chain[Any]:
     if isinstance(call, TaskCall):
         return Chain((call,))
     if isinstance(call, Group):
-        raise UsageError("a group cannot follow another call: have a task submit it")
+        raise UsageError("a group cannot follow another call: let a task submit it, and return its results")
     if hasattr(call, "link") and hasattr(call, "s"):
         return Chain((call.s(),))
     raise UsageError(f"{call!r:.80} is no call: give a task, task.s(…), or a chain")

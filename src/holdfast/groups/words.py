@@ -38,7 +38,12 @@ OPTIONS: Mapping[str, str] = {
 }
 
 
-CALLS: Mapping[str, str] = dict.fromkeys(("delay", "apply_async", "send", "run", "enqueue", "apply", "kiq"), "submit()")
+CALLS: Mapping[str, str] = {
+    **dict.fromkeys(("delay", "apply_async", "send", "run", "enqueue", "apply", "kiq"), "submit()"),
+    **dict.fromkeys(("link", "add_completion_callback"), "then(…)"),
+    **dict.fromkeys(("link_error", "error"), "on_error(…)"),
+    "set": "options of the task before its call: task.options(delay=…, queue=…).s(…)",
+}
 """Methods of calls, chains and groups elsewhere."""
 
 
