@@ -83,6 +83,31 @@ def test_middleware_surrounds_plain_functions_and_coroutines_from_the_first_decl
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+def test_middleware_notes_what_code_can(app: App, is_async: bool) -> None:
+    @app.middleware
+    @contextmanager
+    def found(call: Context) -> Iterator[None]:
+        assert (call.attributes, call.last_checkpoint) == ({"customer": "c-17"}, None)
+        call.set(stage="begun")
+        yield
+        call.progress(2, total=2)
+
+    def plain() -> dict[str, str]:
+        return dict(context().attributes)
+
+    async def coroutine() -> dict[str, str]:
+        return plain()
+
+    work = app.task(name="work")(coroutine if is_async else plain)
+    with app.runner():
+        invocation = work.options(attributes={"customer": "c-17"}).submit()
+        both = {"customer": "c-17", "stage": "begun"}
+        assert invocation.result(patient(20)) == both
+    assert invocation.record().attributes == both
+    assert str(invocation.progress()) == "2 of 2 (100%)"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 def test_middleware_may_refuse_a_start_and_that_attempt_has_failed(app: App, is_async: bool) -> None:
     refusals = [PermissionError("not yet")]
 
@@ -135,8 +160,10 @@ def test_a_parent_inside_of_middleware_gives_its_slot_back(app: App, is_async: b
         assert parent.submit().result(patient(20)) == 2
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_middleware_cannot_change_an_outcome(app: App, caplog: pytest.LogCaptureFixture, is_async: bool) -> None:
+@pytest.mark.parametrize(("is_async", "raised"), [(False, RuntimeError), (True, RuntimeError), (False, SystemExit)])
+def test_middleware_cannot_change_an_outcome(
+    app: App, caplog: pytest.LogCaptureFixture, is_async: bool, raised: type[BaseException]
+) -> None:
     """Else a broken tracer would repeat effects that have happened, or hide failures."""
 
     class Broken:
@@ -146,13 +173,13 @@ def test_middleware_cannot_change_an_outcome(app: App, caplog: pytest.LogCapture
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> bool:
             if not self._swallows:
-                raise RuntimeError("no connection to the tracer")
+                raise raised("no connection to the tracer")
             return True
 
     class AsyncBroken(Broken):
         async def __aenter__(self) -> None: ...
-        async def __aexit__(self, *raised: object) -> bool:
-            return self.__exit__(*raised)
+        async def __aexit__(self, *error: object) -> bool:
+            return self.__exit__(*error)
 
     app.middleware(AsyncBroken if is_async else Broken)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import SoftTimeout, UsageError
-from holdfast.executors.context import context_of
+from holdfast.executors.context import context_in
 from holdfast.executors.injection import InjectedParameter, filled, fits
 from holdfast.executors.loop import LoopThread
 from holdfast.model.parking import MISSING
@@ -134,7 +134,7 @@ class CallAround:
         return filled(self._whole, call.signature.bind(*args, **kwargs).arguments, values)
 
     def _made(self, call: Call) -> list[_Entered]:
-        about = context_of(call.about, call.deadline)
+        about = context_in(call)
         return [_Entered(make, about, self._resources, self._telemetry) for make in self._middleware]
 
 
@@ -201,7 +201,7 @@ class _Entered:
             yield
         except SoftTimeout:
             raise
-        except Exception as wrong:
+        except (Exception, SystemExit) as wrong:
             if wrong is not error:
                 self._report("it failed after", wrong)
 

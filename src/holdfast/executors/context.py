@@ -171,13 +171,17 @@ def context() -> Context:
 
     Raises `UsageError` outside of a task.
     """
-    call = here.get()
-    notes = getattr(call, "notes", None)
-    noting = None if notes is None else functools.partial(notes, call)
-    found = None if call is None else context_of(call.about, call.deadline, noting)
+    found = context_in(here.get())
     if found is None:
         raise UsageError("context() is about the call that runs, and none runs here; call it inside a task")
     return found
+
+
+def context_in(call: Any) -> Context | None:
+    """Return the context of a `holdfast.executors.call.Call`, which notes what its code and middleware say."""
+    notes = getattr(call, "notes", None)
+    noting = None if notes is None else functools.partial(notes, call)
+    return None if call is None else context_of(call.about, call.deadline, noting)
 
 
 def parent_in(app: str) -> InvocationId | None:
