@@ -185,6 +185,9 @@ def test_runners_that_differ(shop: Path, app: App, finding: Found) -> None:
     assert "runs Holdfast 9.9" in finding("runner old", "hint", code=0)["detail"]
     enrol(app, "old", heartbeat_at=now, dead_after_seconds=99.0)
     with_store(app, lambda store: store.remove_runner(app.name, "old"))
+    enrol(app, "bare", started_at=now - 60, heartbeat_at=now, supervises=True, version=__version__)
+    assert "none of its worker processes" in finding("runner bare", "wrong", code=1)["detail"]
+    with_store(app, lambda store: store.remove_runner(app.name, "bare"))
     worker = WorkerRecord(id="1", pid=1, started_at=now, unresponsive_since=now - 20)
     enrol(app, "mute", heartbeat_at=now, workers=(worker,))
     rewrite(shop, "UPDATE holdfast_runners SET body = replace(body, '9.9', ?)", __version__)

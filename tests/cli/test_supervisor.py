@@ -255,6 +255,7 @@ def test_a_worker_that_dies_is_replaced_and_its_work_is_taken_up_at_once(
 ) -> None:
     runner = run("--workers", "1")
     (entry,) = shop.roster()
+    assert entry.supervises
     id = shop.submit("hold", "a")
     first = shop.begun("a")
     killed_at = time.time()

@@ -245,6 +245,18 @@ def test_busy_places_are_counted() -> None:
     assert "2 runners serve it, and 3 of 20 slots are busy" in why(RECORD, busy, replace(LIVE, id="r2"))
 
 
+def test_a_runner_whose_workers_do_not_start_is_told() -> None:
+    lacks = replace(LIVE, supervises=True)
+    assert why(RECORD, lacks) == (
+        "waiting for 1m for a worker: 1 runner serves it, and none of its worker processes has started. If that lasts, "
+        "the runner's log says why they end."
+    )
+    worker = WorkerRecord(id="0", pid=1, started_at=NOW, starting=True)
+    assert "none of its worker" in why(RECORD, replace(lacks, workers=(worker,)))
+    started = replace(lacks, id="r2", workers=(worker, replace(worker, starting=False)))
+    assert "to be claimed" in why(RECORD, lacks, started)
+
+
 def test_a_worker_that_does_not_answer_is_told() -> None:
     silent = WorkerRecord(id="0", pid=1, started_at=NOW, running=1, unresponsive_since=NOW - 24)
     alone, one_of_two = (

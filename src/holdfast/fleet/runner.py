@@ -98,6 +98,7 @@ class Runner:
         self._core.add(RECOVER_RUNNING, self.recover_running, cron(settings.recover_running_invocations_cron))
         self._core.add(RECOVER_PENDING, self.recover_pending, cron(settings.recover_pending_invocations_cron))
         self._features = make_features(self._core)
+        self._supervises = make_workers is not None
         self._template = self._entry()
         self._make_workers = make_workers or (lambda record, recovery: LocalWorkers(self._worker, self._store.now))
         self._outage = Outage(engine.rng, engine.telemetry)
@@ -130,6 +131,7 @@ class Runner:
             tags=tuple(sorted(options.tags)),
             tasks=names_of(self._definitions),
             declares=tuple(sorted(name for each in self._features for name in each.declares)),
+            supervises=self._supervises,
         )
 
     def _worker(self, owner: str, permit: Permit) -> Worker:

@@ -302,6 +302,7 @@ class Supervisor(Workers):
         await first_of(life, worker.ready)
         if worker.ready.is_set():
             first.set()
+            self._changed()
         await first_of(life, worker.retiring)
         if life.done():
             await life

@@ -191,6 +191,7 @@ class WorkerProcess:
             ended=self._ended,
             unresponsive_since=self.unresponsive_since,
             begun=self.begun_ids,
+            starting=not self.ready.is_set(),
         )
 
     # --- messages

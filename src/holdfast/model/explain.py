@@ -112,6 +112,9 @@ def _free(record: InvocationRecord, around: Surroundings) -> str:
     if unheard:
         heard = "the only runner that serves it was" if len(taking) == 1 else "the last runner that serves it was"
         return f"{waiting}: {heard} {_last_heard(unheard, around)}. If it was killed, start one with `holdfast run`."
+    if taking and all(runner.lacks_workers for runner in taking):
+        none = "none of its worker processes has started" if len(taking) == 1 else "none of their workers has started"
+        return f"{waiting} for a worker: {serve} it, and {none}. If that lasts, the runner's log says why they end."
     if busy >= places or silent:
         return f"{waiting} for a free slot; {serve} it, and {used} busy{silent}."
     return f"{waiting} to be claimed; {serve} it, and {used} busy. A runner takes it at its next look, within seconds."

@@ -386,6 +386,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `model.queues.rates`
     unresponsive_since: Moment | None = None  # its runner asks it, and it does not answer
     begun: tuple[str, ...] | None = None  # invocations whose code has begun; known while it does not answer
+    starting: bool = False  # it has not looked for work yet: it imports code, or enters lifespans
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -405,6 +406,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
     workers: tuple[WorkerRecord, ...] = ()
+    supervises: bool = False  # its workers are processes, and `workers` names all that are there
     wish: str = ""  # what a user asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
@@ -413,6 +415,11 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
         0.0  # by its own settings: it promises to be heard that often
     )
     sits_out_until: Moment | None = None  # it left its slot unused: others do its share until then
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Return whether none of its worker processes has started: it takes long, or they end before that."""
+        return self.supervises and all(worker.starting for worker in self.workers)
 
     @property
     def capacity(self) -> int:

@@ -43,6 +43,7 @@ OK, HINT, WRONG, UNCHECKED = "ok", "hint", "wrong", "not checked"
 LATE_SECONDS = 60.0  # for the services; they look every few seconds
 LONG_WAIT_SECONDS = 300.0
 _AHEAD_SECONDS = 2.0
+_STARTING_SECONDS = 15.0
 _LONG_TOKEN = 32
 _NAMED = 5
 _HOLDERS = 1000
@@ -292,6 +293,9 @@ def _runners(
             theirs = format_duration(runner.dead_after_seconds)
             detail = f"runner_considered_dead_after is {theirs} there and {format_duration(here)} here"
             yield Symptom(name, HINT, detail, "give all processes the same settings")
+        if runner.lacks_workers and now - runner.started_at > _STARTING_SECONDS:
+            advice = "its log says why they end: a lifespan that raises, say. It starts them again and again"
+            yield Symptom(name, WRONG, "none of its worker processes has started", advice)
         silent = [each.id for each in runner.workers if each.unresponsive_since is not None]
         if silent:
             detail = f"{counted(len(silent), 'worker')} did not answer: {', '.join(silent[:_NAMED])}"
