@@ -517,7 +517,7 @@ def refuse_unknown(options: TaskOptions | DirectOptions, known: type = TaskOptio
     there = tuple(typing.get_type_hints(known))
     for name in options:
         if name not in there:
-            raise UsageError(f"a task has no option {name}. {_hint(name, there)}")
+            raise UsageError(f"a task has no option {name}. {words.of_task_option(name) or _hint(name, there)}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, UsageError, chain, group
+from holdfast import App, UsageError, chain, declaring, group
 from holdfast.errors import ArgumentsDoNotBind
 from holdfast.groups import words
 
@@ -42,6 +42,22 @@ def test_an_option_of_another_library_names_ours(word: str, ours: str) -> None:
         add.options(**{word: 3})  # type: ignore[misc]
     with pytest.raises(ArgumentsDoNotBind, match=f"The option {word}= is {ours}"):
         add.submit(1, **{word: 3})
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [("rate_limit", "rate=, over"), ("time_limit", "timeout="), ("max_retries", "retries="), ("bind", r"context\(\)")],
+)
+def test_an_option_of_a_task_elsewhere_names_ours(word: str, ours: str) -> None:
+    with pytest.raises(UsageError, match=rf"a task has no option {word}\. Here it is {ours}"):
+        app.task(**{word: 3})  # type: ignore[call-overload]
+
+
+def test_our_words_for_options_of_tasks_are_options() -> None:
+    for word, ours in words.TASK_OPTIONS.items():
+        assert word not in declaring._OF_TASKS
+        name = re.match(r"(\w+)=", ours)
+        assert name is None or name[1] in declaring._OF_TASKS
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,33 @@ OPTIONS: Mapping[str, str] = {
     "queue_name": "queue=",
     "time_limit": "timeout=",
     "soft_time_limit": "soft_timeout=",
-    "max_retries": "retries= in @app.task(…)",
+    "max_retries": "retries=",
     "link": "{name}.s(…).then(…)",
     "link_error": "{name}.s(…).on_error(…)",
 }
+
+
+TASK_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("time_limit", "job_timeout"), "timeout="),
+    "soft_time_limit": "soft_timeout=",
+    "max_age": "expires=",
+    "queue_name": "queue=",
+    "rate_limit": "rate=, over all workers together",
+    "max_retries": "retries=",
+    **dict.fromkeys(("autoretry_for", "retry_for", "retry_when", "throws"), "retries=Retries(…, only=…)"),
+    **dict.fromkeys(
+        ("retry_delay", "default_retry_delay", "retry_backoff", "retry_backoff_max", "min_backoff", "max_backoff"),
+        "retries=Retries(…, wait=…, cap=…)",
+    ),
+    **dict.fromkeys(("ignore_result", "store_results", "result_ttl"), "retention=, which says how long all is kept"),
+    **dict.fromkeys(("bind", "context"), "context(), in the function"),
+    **dict.fromkeys(
+        ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout"),
+        "not needed: work of a dead worker runs again, unless at_most_once=True",
+    ),
+    **dict.fromkeys(("typing", "pydantic"), 'validate="submit"'),
+}
+"""Options of tasks elsewhere."""
 
 
 CALLS: Mapping[str, str] = {
@@ -76,6 +99,12 @@ def of_option(name: str, word: str, given: str) -> str:
         return ""
     said = ours.format(name=_short(name))
     return f"{given} {word}= is {said} here" + (f": {_short(name)}.options(…).submit(…)" if "= (" in ours else "")
+
+
+def of_task_option(word: str) -> str:
+    """Return what to say of an option of tasks that other libraries have; empty for one that they have not."""
+    ours = TASK_OPTIONS.get(word)
+    return "" if ours is None else f"Here it is {ours}."
 
 
 def _short(name: str) -> str:
