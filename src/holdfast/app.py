@@ -379,11 +379,7 @@ class App:
         "finalised". It takes a `LifecycleEvent` of `holdfast.around`, and is called by the process that made the write,
         after it, at most once. What has to happen belongs into a trigger. ``@task.listen(…)`` is for one task.
         """
-
-        def declare(function: F) -> F:
-            self.runtime.listeners.add(function, stages)
-            return function
-
+        declare: Callable[[F], F] = self.runtime.listeners.declaring(stages)
         return declare
 
     def provide(self, *values: object) -> None:

@@ -179,11 +179,7 @@ class Submittable(Generic[P, R]):
 
     def listen(self, *stages: str) -> Callable[[F], F]:
         """Call a function when invocations of this task reach these stages: see `App.listen`."""
-
-        def declare(function: F) -> F:
-            self._runtime.listeners.add(function, stages, self.definition.names)
-            return function
-
+        declare: Callable[[F], F] = self._runtime.listeners.declaring(stages, self.definition.names)
         return declare
 
     def middleware(self, function: F) -> F:

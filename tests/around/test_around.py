@@ -542,7 +542,9 @@ def test_what_does_not_fit_the_queue_is_dropped_and_counted(caplog: pytest.LogCa
 
 def test_a_wrong_stage_is_refused_with_the_right_one(app: App) -> None:
     with pytest.raises(UsageError, match="Did you mean 'finalised'"):
-        app.listen("finalized")(print)
+        app.listen("finalized")
+    with pytest.raises(UsageError, match=r"or @app\.listen\(\) for all of them"):
+        app.listen(print)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a listener is a function"):
         app.listen("failed")(3)  # type: ignore[type-var]
 

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.around.rules import KINDS, STAGES, LifecycleEvent, told_by
 from holdfast.errors import UsageError
@@ -28,6 +28,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.telemetry import events as e
 
 MAX_WAITING = 10_000
+F = TypeVar("F", bound=Callable[..., Any])
 END_SECONDS = 2.0
 
 
@@ -58,18 +59,21 @@ class Listeners:
         self._is_calling = False
         self._dropped = 0
 
+    def declaring(self, stages: Iterable[str], tasks: Iterable[str] | None = None) -> Callable[[F], F]:
+        """Return a decorator that adds a function. Raises `UsageError` for stages that are none."""
+        chosen = _checked(stages)
+
+        def declare(function: F) -> F:
+            self.add(function, chosen, tasks)
+            return function
+
+        return declare
+
     def add(
         self, function: Callable[[LifecycleEvent], Any], stages: Iterable[str], tasks: Iterable[str] | None = None
     ) -> None:
         """Call a function, plain or async, at these stages. Raises `UsageError`."""
-        stages = frozenset(stages)
-        for stage in stages:
-            if stage not in STAGES:
-                near = difflib.get_close_matches(str(stage), STAGES, n=1)
-                hint = f" Did you mean '{near[0]}'?" if near else ""
-                raise UsageError(
-                    f"listen({stage!r:.40}): there is no such stage.{hint} There are: {', '.join(STAGES)}."
-                )
+        stages = _checked(stages)
         if not callable(function):
             raise UsageError(f"a listener is a function that takes a LifecycleEvent, not {function!r:.80}")
         is_first = not self._listeners
@@ -172,6 +176,19 @@ class Listeners:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.end(wait=False)
+
+
+def _checked(stages: Iterable[str]) -> frozenset[str]:
+    """Return the stages. Raises `UsageError` for one that there is not."""
+    chosen = frozenset(stages)
+    for stage in chosen:
+        if callable(stage):
+            raise UsageError('listen() takes stages: write @app.listen("failed"), or @app.listen() for all of them')
+        if stage not in STAGES:
+            near = difflib.get_close_matches(str(stage), STAGES, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise UsageError(f"listen({stage!r:.40}): there is no such stage.{hint} There are: {', '.join(STAGES)}.")
+    return chosen
 
 
 class _Subscription:
