@@ -266,6 +266,15 @@ def test_lifespans_yield_what_parameters_ask_for(app: App) -> None:
         first.submit("a", pool=Pool())
 
 
+def test_a_lifespan_that_lacks_its_decorator_is_named(app: App) -> None:
+    @app.lifespan
+    async def pools() -> AsyncIterator[Pool]:
+        yield Pool("alone")
+
+    with pytest.raises(UsageError, match=r"pools returned .*, which is no context manager: decorate it"):
+        app.runner().start()
+
+
 def test_a_lifespan_can_be_named_where_several_yield_a_type(app: App) -> None:
     @app.lifespan
     @contextmanager

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from holdfast.errors import UsageError
 from holdfast.executors.around import Middleware, Resources
 from holdfast.executors.loop import LoopThread
 from holdfast.telemetry import Telemetry
@@ -80,9 +81,14 @@ class Hooks:
             if hasattr(context, "__aenter__"):
                 value = await context.__aenter__()
                 exits.add(name, partial(context.__aexit__, None, None, None))
-            else:
+            elif hasattr(context, "__enter__"):
                 value = context.__enter__()
                 exits.add(name, partial(_left, context))
+            else:
+                raise UsageError(
+                    f"{name} returned {context!r:.80}, which is no context manager: decorate it with @contextmanager "
+                    "or @asynccontextmanager"
+                )
             resources.add(span, value)
         for stop in self.stops:
             exits.add(f"the stop hook {_name(stop)}", partial(_call, stop))
