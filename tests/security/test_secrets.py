@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import json
 import logging
 import pickle
+import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from tests.encryption.conftest import key
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App, Secret
 from holdfast.cli import main
@@ -94,6 +97,68 @@ def test_a_secret_goes_through_and_is_shown_nowhere(
     assert CANARY not in out.out + out.err + caplog.text
     assert keys.partition(":")[2] not in out.out + out.err + caplog.text
     assert "***" in out.out
+
+
+TILL = f"""
+from holdfast import App, hook
+
+app = App("sqlite:///till.db", name="till", api_token="{TOKEN}", poll_interval_seconds=0.1)
+
+@app.task
+def child(user: str, password: str) -> str:
+    return "ok"
+
+@app.step
+def pay(user: str, password: str) -> str:
+    return "ok"
+
+@app.workflow
+def run(user: str, password: str) -> None:
+    pay(user, "{CANARY}")
+    child.submit(user, "{CANARY}").result()
+    hook("approved").wait()
+"""
+
+
+def test_positional_arguments_and_payloads_from_outside_are_hidden_by_their_names_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "till.py").write_text(TILL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    app: Any = importlib.import_module("till").app
+    monkeypatch.delitem(sys.modules, "till")
+    with app, app.runner():
+        call = app.tasks["till:run"].submit("ann", CANARY)
+        eventually(lambda: list(app.hooks()), "the run waits at its hook")
+        app.resume_hook("approved", {"password": CANARY})
+        call.result(timeout=patient(30))
+        event = app.emit("paid", {"user": "ann", "token": CANARY})
+        app.schedules.create("nightly", app.tasks["till:child"], ["ann", CANARY], every="1h")
+        one = f"/api/v1/invocations/{call.id}"
+        paths = [one, *(f"{one}/{part}" for part in ("values", "steps", "steps/pay#1", "events"))]
+        paths += ["/api/v1/events", f"/api/v1/events/{event.id}", "/api/v1/schedules/nightly"]
+        paths += ["/events", f"/events/{event.id}", "/schedules/nightly", f"/invocations/{call.id}"]
+        with TestClient(web_app(app), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+            answers = {path: client.get(path.replace("#", "%23")) for path in paths}
+    assert {path: each.status_code for path, each in answers.items()} == dict.fromkeys(paths, 200)
+    assert [path for path, each in answers.items() if CANARY in each.text] == []
+    for command in (
+        ["show", call.id],
+        ["workflow", "steps", call.id],
+        ["workflow", "steps", call.id, "pay#1"],
+        ["workflow", "events", call.id],
+        ["workflow", "events", call.id, "--json"],
+        ["events"],
+        ["events", "show", event.id],
+        ["schedules", "show", "nightly"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--app", "till:app"])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert CANARY not in shown, command
+        assert "***" in shown, command
 
 
 def test_a_bare_result_is_wrapped_where_the_function_says_so() -> None:

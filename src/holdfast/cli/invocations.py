@@ -334,7 +334,7 @@ def _detail(record: InvocationRecord, now: float) -> str:
 def describe_call(app: App, task: str, arguments: bytes) -> tuple[str, dict[str, Any]]:
     """Return the call as Python would write it, and as data."""
     try:
-        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True, task=task)
+        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), call_of=task)
     except NotDecodable as error:
         return f"its {counted(len(arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
@@ -347,11 +347,11 @@ def _result(app: App, record: InvocationRecord) -> str:
     return "" if record.result is None else value_text(app, Stored(record.result, app.runtime.codec))
 
 
-def value_text(app: App, stored: Stored | None) -> str:
+def value_text(app: App, stored: Stored | None, *, is_given: bool = False) -> str:
     if stored is None:
         return ""
     try:
-        return describe(decoded(app.runtime.codec, stored))
+        return describe(decoded(app.runtime.codec, stored, is_given=is_given))
     except NotDecodable as error:
         return f"{counted(len(stored.data), 'byte')} that cannot be read here: {error}"
 

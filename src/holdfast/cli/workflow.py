@@ -21,10 +21,11 @@ from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.converting import parsed
-from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, label, span_of, started_at, took
+from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, Stored, began_at, label, span_of, started_at, took
 from holdfast.showing import brief, describe, length, moment
-from holdfast.web.documents import decoded
+from holdfast.web.documents import callee_of, callee_of_event, decoded
 from holdfast.web.reading.model import ReadModel
+from holdfast.workflows.events import HOOK_RECEIVED
 
 _LONGEST_VALUE = 60  # of an argument or a result in a list
 _STEP_TITLES = ("call", "status", "attempt", "start", "took", "what")
@@ -77,7 +78,7 @@ def _print_step(out: Output, app: App, record: InvocationRecord, call: StepRecor
     out.line()
     out.facts(
         [
-            ("call", _call(app, call) if call.kind not in (WAIT, HOOK) else ""),
+            ("call", _called(app, call) if call.kind not in (WAIT, HOOK) else ""),
             ("payloads", str(call.received or "")),
             ("child", call.child),
             ("place", call.where),
@@ -111,15 +112,19 @@ def _what(app: App, call: StepRecord) -> str:
         came = f"{came}; next attempt {_moment(call.due)}".lstrip("; ")
     elif call.is_open and call.child:
         came = f"as {call.child}"
-    return f"{brief(_call(app, call), _LONGEST_VALUE)}{' → ' if came else ''}{came}"
+    return f"{brief(_called(app, call), _LONGEST_VALUE)}{' → ' if came else ''}{came}"
 
 
-def _call(app: App, call: StepRecord) -> str:
-    """Return the arguments of a call as Python would write them."""
-    if call.stored_arguments is None:
+def _called(app: App, call: StepRecord) -> str:
+    return _call(app, call.stored_arguments, callee_of(call.name, call.kind))
+
+
+def _call(app: App, arguments: Stored | None, task: str) -> str:
+    """Return the arguments of a call of a task as Python would write them."""
+    if arguments is None:
         return "()"
     try:
-        args, kwargs = decoded(app.runtime.codec, call.stored_arguments, of_call=True, task=call.name)
+        args, kwargs = decoded(app.runtime.codec, arguments, call_of=task)
     except NotDecodable as error:
         return f"arguments that cannot be read here: {error}"
     return f"({', '.join([*map(describe, args), *[f'{name}={describe(value)}' for name, value in kwargs.items()]])})"
@@ -163,11 +168,11 @@ def events(
 def _event_text(app: App, event: LogEvent) -> str:
     """Return what an event says beside its type, in short."""
     value = ""
-    if event.stored is not None and event.type in ("step_created", "run_created"):
-        call = StepRecord(id="", kind="", name="", status="", stored_arguments=event.stored)
-        value = brief(f"{event.name}{_call(app, call)}", _LONGEST_VALUE)
+    callee = callee_of_event(app.runtime.codec, event)
+    if event.stored is not None and callee is not None:
+        value = brief(f"{event.name}{_call(app, event.stored, callee)}", _LONGEST_VALUE)
     elif event.stored is not None:
-        value = brief(value_text(app, event.stored), _LONGEST_VALUE)
+        value = brief(value_text(app, event.stored, is_given=event.type == HOOK_RECEIVED), _LONGEST_VALUE)
     parts = [
         value or (event.name if event.correlation != "" or event.type == "patched" else ""),
         brief(str(event.error), 2 * _LONGEST_VALUE) if event.error is not None else "",

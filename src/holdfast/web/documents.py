@@ -15,13 +15,15 @@ from holdfast.access.audit import AuditRecord
 from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.codec.data import without_classes
 from holdfast.errors import NotDecodable
+from holdfast.executors.context import STEP as STEP_TASK
 from holdfast.model.notes import NO_NOTES, LogLine
 from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
-from holdfast.runtime.runs import HOOK, LogEvent, StepRecord, Stored, started_at, took
+from holdfast.runtime.runs import CHILD, HOOK, STEP, LogEvent, StepRecord, Stored, started_at, took
 from holdfast.runtime.streams import Chunk
-from holdfast.showing import call_without_named, fields, moment
+from holdfast.showing import call_without_named, fields, moment, without_named
 from holdfast.stats import Distribution, Figures, Stats
 from holdfast.triggers.rules import DATA
+from holdfast.workflows.events import HOOK_RECEIVED
 from holdfast.workflows.hooks_resuming import HookRecord
 
 Document = dict[str, Any]
@@ -133,22 +135,35 @@ def step_document(codec: Codec, call: StepRecord) -> Document:
         "where": call.where,
         "why": call.why,
         "received": call.received if call.kind == HOOK else None,
-        "arguments": stored_document(codec, call.stored_arguments, of_call=True, task=call.name),
+        "arguments": stored_document(codec, call.stored_arguments, call_of=callee_of(call.name, call.kind)),
         "result": stored_document(codec, call.stored_result),
         "error": error_document(call.error),
     }
 
 
+def callee_of(name: str, kind: str) -> str:
+    """Return the task that a call of a body calls, by its whole name; that of a step has a prefix."""
+    return name if kind == CHILD else f"{STEP_TASK}{name}"
+
+
+def callee_of_event(codec: Codec, event: LogEvent) -> str | None:
+    """Return the task that an event has the arguments for; None for other events."""
+    if event.type == "step_created":  # also of a child
+        is_child = bool(event.child) and event.name in codec.parameters
+        return callee_of(event.name, CHILD if is_child else STEP)
+    return event.name if event.type == "run_created" else None
+
+
 def event_document(codec: Codec, event: LogEvent) -> Document:
     """Return an event of a run."""
-    of_call = event.type in ("step_created", "run_created")
+    callee = callee_of_event(codec, event)
     names = ("cursor", "type", "at", "generation", "position", "correlation", "name", "where", "attempt")
     return fields(event, *names) | {
         "due_at": None if event.due is None else moment(event.due),
         "child": event.child or None,
         "code": event.code or None,
         "why": event.why,
-        "value": stored_document(codec, event.stored, of_call=of_call),
+        "value": stored_document(codec, event.stored, call_of=callee, is_given=event.type == HOOK_RECEIVED),
         "error": error_document(event.error),
     }
 
@@ -219,25 +234,32 @@ def times_document(times: Distribution, in_series: bool) -> Document:
 # --- values
 
 
-def stored_document(codec: Codec, stored: Stored | None, *, of_call: bool = False, task: str = "") -> Document | None:
-    """Return ``{"value": …}``, or the arguments of a call, or why they cannot be read; None if there is no value."""
+def stored_document(
+    codec: Codec, stored: Stored | None, *, call_of: str | None = None, is_given: bool = False
+) -> Document | None:
+    """Return ``{"value": …}``, or the arguments of a call, or why they cannot be read; None if there is no value. See
+    `decoded`.
+    """
     if stored is None:
         return None
     try:
-        value = decoded(codec, stored, of_call=of_call, task=task)
+        value = decoded(codec, stored, call_of=call_of, is_given=is_given)
     except NotDecodable as error:
         return {"unreadable": str(error)}
-    return {"args": list(value[0]), "kwargs": value[1]} if of_call else {"value": value}
+    return {"value": value} if call_of is None else {"args": list(value[0]), "kwargs": value[1]}
 
 
-def decoded(codec: Codec, stored: Stored, *, of_call: bool = False, task: str = "") -> Any:
-    """Return a stored value; as data without classes, if their code was not imported. Arguments of a call (to `task`)
-    whose names say that they are secret are hidden. Raises `NotDecodable`.
+def decoded(codec: Codec, stored: Stored, *, call_of: str | None = None, is_given: bool = False) -> Any:
+    """Return a stored value; as data without classes, if their code was not imported. Raises `NotDecodable`.
+
+    With `call_of`, it is the arguments of a call of that task. These, and a value that `is_given` from outside as they
+    are, come without what their names say is secret.
     """
-    if not of_call:
-        return readable(codec, lambda codec: codec.decode(stored.data, stored.payloads, describe=True))
+    if call_of is None:
+        value = readable(codec, lambda codec: codec.decode(stored.data, stored.payloads, describe=True))
+        return without_named(value) if is_given else value
     args, kwargs = readable(codec, lambda codec: codec.decode_call(stored.data, stored.payloads, describe=True))
-    return call_without_named(args, kwargs, codec.parameters.get(task, ()))
+    return call_without_named(args, kwargs, codec.parameters.get(call_of, ()))
 
 
 def readable(codec: Codec, decode: Callable[[Codec], Any]) -> Any:

@@ -10,7 +10,7 @@ from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.wait import get_readable
-from holdfast.showing import fields
+from holdfast.showing import fields, without_named
 from holdfast.triggers.api import Triggers
 from holdfast.triggers.evaluation import EVALUATES
 from holdfast.triggers.events import Caused, EventRecord
@@ -97,8 +97,9 @@ def _caused_document(each: Caused, became: Mapping[str, Outcome] | None) -> Docu
 
 
 def payload_of(event: EventRecord) -> Any:
+    """Return what an event carries, without what its names say is secret; in words, if it cannot be read here."""
     try:
-        return DATA.decode(event.payload, describe=True)
+        return without_named(DATA.decode(event.payload, describe=True))
     except NotDecodable as error:
         return f"{counted(len(event.payload), 'byte')} that cannot be read here: {error}"
 

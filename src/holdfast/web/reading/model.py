@@ -83,7 +83,7 @@ class WholeInvocation(NamedTuple):
         result = None if record.result is None else Stored(record.result, codec)
         return invocation_document(record) | {
             "explanation": self.why.text,
-            "arguments": stored_document(codec, Stored(record.arguments, codec), of_call=True, task=record.task),
+            "arguments": stored_document(codec, Stored(record.arguments, codec), call_of=record.task),
             "result": stored_document(codec, result),
             "error": error_document(record.error),
             "errors": errors_document(record),
@@ -109,7 +109,7 @@ class WholeValues(NamedTuple):
             name: stored_document(codec, None if data is None else Stored(data, codec, self.payloads))
             for name, data in values.items()
         }
-        arguments = stored_document(codec, Stored(record.arguments, codec, self.payloads), of_call=True)
+        arguments = stored_document(codec, Stored(record.arguments, codec, self.payloads), call_of=record.task)
         return fields(record, "id", "task", "status") | {"arguments": arguments, **found}
 
 

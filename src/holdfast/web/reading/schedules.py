@@ -80,8 +80,9 @@ class WholeSchedule(NamedTuple):
             }
             for tick in self.past
         ]
+        call = self.record.call
         return schedule_document(self.record, self.last) | {
-            "arguments": stored_document(codec, Stored(self.record.call.arguments, codec), of_call=True),
+            "arguments": stored_document(codec, Stored(call.arguments, codec), call_of=call.task),
             "next": [moment(at) for at in self.next],
             "past": past,
             "notes": list(self.unserved),
