@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from starlette.testclient import TestClient
 from tests.encryption.conftest import Dump, key
 from tests.support.patience import eventually, patient
 
@@ -23,6 +24,7 @@ from holdfast.model.status import Status
 from holdfast.retries import Fixed
 from holdfast.store.key_use import KeySurvey
 from holdfast.triggers import from_event
+from holdfast.web.asgi import WebApp
 
 CANARY = "canary-4711"
 LARGE = CANARY * 20_000
@@ -149,6 +151,14 @@ def test_a_process_without_the_key_shows_that_and_passes_nothing_on(url: str) ->
             app.invocation(done.id).result(timeout=1)
         with pytest.raises((EncryptionKeyMissing, NotDecodable), match="'k1'"):
             app.invocation(done.id).rerun()
+        with pytest.raises(EncryptionKeyMissing, match="in the clear"):
+            app.invocation(done.id).rerun(arguments=(Order(CANARY),))
+        with TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1") as client:
+            answers = [
+                client.post(f"/api/v1/invocations/{done.id}/rerun", json=body)
+                for body in ({}, {"arguments": [{"card": CANARY}]})
+            ]
+        assert [(each.status_code, each.json()["title"]) for each in answers] == [(409, "EncryptionKeyMissing")] * 2
         with app.runner():
             eventually(lambda: "lacks" in stored_plain(app, waiting.id).reason)
         record = stored_plain(app, waiting.id)

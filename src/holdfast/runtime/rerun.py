@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.codec import Payload, Reference, damage_of, references
-from holdfast.errors import PayloadLost, UsageError
+from holdfast.codec.sealing import is_broken, is_sealed, why_sealed
+from holdfast.errors import EncryptionKeyMissing, PayloadLost, UsageError
 from holdfast.ids import InvocationId, derived_id, is_id
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, registered
@@ -41,8 +42,14 @@ def edited(
     engine: Engine, task: DeclaredTask | None, record: InvocationRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Edited:
     """Return other arguments for a rerun of `record`; `task` is None where its code is not known. Not on the engine's
-    loop: that may run user code. Raises `ArgumentsDoNotBind`, `NotEncodable`.
+    loop: that may run user code. Raises `ArgumentsDoNotBind`, `NotEncodable`, and `EncryptionKeyMissing` if the old
+    arguments are encrypted with a key that this process lacks: it would store the new ones in the clear.
     """
+    if is_sealed(record.arguments) and not is_broken(record.arguments):
+        raise EncryptionKeyMissing(
+            f"the arguments of {record.id} are {why_sealed(record.arguments)}, which this process lacks: see "
+            "encryption_keys. It would store other ones in the clear. A process with that key can do it."
+        )
     if task is None:
         packed = engine.codec.pack_call(args, kwargs, (), engine.limits)
         return Edited(packed.data, record.limit_key, record.terms.rate_key, packed.payloads)

@@ -33,6 +33,8 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.LifecycleError, 409),
     (errors.InboxFull, 503),
     (errors.StoreReadOnly, 403),
+    (errors.EncryptionKeyMissing, 409),
+    (errors.PayloadLost, 410),
     (errors.StoreUnavailable, 503),
     (errors.StoreFull, 507),
 )
