@@ -13,7 +13,7 @@ import datetime as dt
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -125,6 +125,16 @@ def _with_parts(value: Any, below: Mapping[Any, Any], changed: Mapping[Any, Any]
     except Exception:
         return Placeholder(f"<a {type(value).__name__} with secrets>")
     return hidden
+
+
+def leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the values in containers and in fields of objects, down to a depth."""
+    fields = None if depth > _DEEPEST else _named_parts(value)
+    if fields is None:
+        yield value
+    else:
+        for part in fields.values():
+            yield from leaves(part, depth + 1)
 
 
 def call_without_named(

@@ -10,6 +10,7 @@ import logging
 import pickle
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from tests.support.patience import eventually, patient
 
 from holdfast import App, Secret
 from holdfast.cli import main
-from holdfast.errors import HoldfastError
+from holdfast.cli.arguments import call_given
+from holdfast.errors import ArgumentsDoNotFit, HoldfastError, UsageError
 from holdfast.showing import plain, without_named
 from holdfast.web import web_app
+from holdfast.web.asgi import WebApp
 
 CANARY = "canary-9-secret"
 TOKEN = "a-token-of-the-tests-0123456789"
@@ -159,6 +162,58 @@ def test_positional_arguments_and_payloads_from_outside_are_hidden_by_their_name
         shown = capsys.readouterr().out
         assert CANARY not in shown, command
         assert "***" in shown, command
+
+
+@pytest.fixture
+def desk() -> Iterator[tuple[App, TestClient]]:
+    """An app whose task takes secrets, and a client of its pages."""
+    with App("memory://", name="desk", poll_interval_seconds=0.1) as app:
+
+        @app.task(name="pay", validate="submit")
+        def pay(card: Secret[str], amount: int, password: str = "", pin_token: int = 0) -> int:
+            return amount
+
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        with TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1", headers=headers) as client:
+            yield app, client
+
+
+def test_a_preview_and_a_misfit_show_no_secret(desk: tuple[App, TestClient]) -> None:
+    app, client = desk
+    old = app.tasks["pay"].submit(CANARY, 1, CANARY)
+    with app.runner():
+        assert old.result(timeout=patient(30)) == 1
+    rerun, submit = f"/api/v1/invocations/{old.id}/rerun", "/api/v1/tasks/pay/submit"
+    for path, body in (
+        (submit, {"args": [CANARY, 5, CANARY]}),
+        (submit, {"args": [CANARY], "kwargs": {"amount": 5, "password": CANARY}}),
+        (rerun, {"arguments": [CANARY, 5, CANARY]}),
+        (rerun, {"arguments": {"card": CANARY, "amount": 5, "password": CANARY}}),
+    ):
+        shown = client.post(path, json={**body, "preview": True})
+        assert (shown.status_code, CANARY in shown.text, "***" in shown.text) == (200, False, True), shown.text
+    wrong = client.post(submit, json={"args": ["c", 5, "", CANARY]})
+    assert (wrong.status_code, CANARY in wrong.text, "'pin_token'" in wrong.text) == (400, False, True)
+    with pytest.raises(ArgumentsDoNotFit, match=r"pin_token is \*\*\*; expected"):
+        app.tasks["pay"].submit("c", 5, "", CANARY)
+
+
+def test_stars_are_not_stored_in_the_place_of_a_secret(desk: tuple[App, TestClient]) -> None:
+    app, client = desk
+    old = app.tasks["pay"].submit(CANARY, 1, CANARY)
+    with app.runner():
+        old.result(timeout=patient(30))
+    shown = client.get(f"/api/v1/invocations/{old.id}").json()["arguments"]
+    assert shown == {"args": ["***", 1, "***"], "kwargs": {}}
+    for arguments in (shown, [CANARY, 2, "***"], {"card": "***", "amount": 2}):
+        for preview in (True, False):
+            answer = client.post(
+                f"/api/v1/invocations/{old.id}/rerun", json={"arguments": arguments, "preview": preview}
+            )
+            assert (answer.status_code, answer.json()["path"]) == (400, "body.arguments")
+    with pytest.raises(UsageError, match="stands for a value that is not shown"):
+        call_given(app, old.record(), json.dumps(shown["args"]))
+    assert len(app.invocations()) == 1
 
 
 def test_a_bare_result_is_wrapped_where_the_function_says_so() -> None:

@@ -18,6 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.converting import Call, call_of_texts, strictly
 from holdfast.runtime.definition import TaskDefinition
+from holdfast.web.documents import refuse_hidden
 
 
 @dataclasses.dataclass
@@ -70,6 +71,7 @@ def call_given(app: App, record: InvocationRecord, text: str) -> tuple[Any, ...]
         raise UsageError(wrong) from None
     if not isinstance(value, list | dict):
         raise UsageError(wrong)
+    refuse_hidden(app.runtime.codec, record, value)
     task = app.tasks.get(record.task)
     if task is None:
         return tuple(value) if isinstance(value, list) else value

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.codec.secret import Secret, is_secret
 from holdfast.errors import UsageError
 from holdfast.executors.call import bind
+from holdfast.masking import is_secret_name
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.fitting import hint_of
 from holdfast.showing import describe
@@ -51,15 +52,18 @@ def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any
         return parsed(text)
     if is_secret(hint):
         inner = get_args(hint)
-        return converted(text, inner[0]) if get_origin(hint) is Secret and inner[0] in (str, bytes) else parsed(text)
+        is_text = get_origin(hint) is Secret and inner[0] in (str, bytes)
+        value = converted(text, inner[0]) if is_text else parsed(text)
+        return None if value is None else Secret(value)
     try:
         return converted(text, hint)
     except Unsupported:
         return parsed(text)
     except Exception as error:
-        raise UsageError(
-            f"the argument '{parameter.name}' of {task.name} cannot be {describe(text)}: {error}"
-        ) from error
+        what = f"the argument '{parameter.name}' of {task.name}"
+        if is_secret_name(parameter.name):  # other libraries quote the value in their errors
+            raise UsageError(f"{what} does not fit its annotation") from None
+        raise UsageError(f"{what} cannot be {describe(text)}: {error}") from error
 
 
 class Unsupported(Exception):

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ import msgspec
 from holdfast.codec.classes import type_name
 from holdfast.codec.secret import Secret, resolved, says_secret
 from holdfast.errors import ArgumentsDoNotFit
+from holdfast.masking import is_secret_name
 
 _WIDER: dict[type, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
 _QUALIFIERS = (typing.Required, typing.NotRequired, typing.Final)  # in front of a field's type
@@ -38,7 +40,8 @@ class Misfit(NamedTuple):
     expected: str
 
     def __str__(self) -> str:
-        return f"{self.path} is {_shown(self.value)}; expected {self.expected}"
+        is_hidden = any(map(is_secret_name, re.split(r"[.\[]", self.path)))
+        return f"{self.path} is {'***' if is_hidden else _shown(self.value)}; expected {self.expected}"
 
 
 class Fitting:

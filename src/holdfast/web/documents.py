@@ -14,13 +14,15 @@ from typing import Any
 from holdfast.access.audit import AuditRecord
 from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.codec.data import without_classes
-from holdfast.errors import NotDecodable
+from holdfast.codec.payloads import Placeholder
+from holdfast.codec.secret import Secret
+from holdfast.errors import NotDecodable, UsageError
 from holdfast.executors.context import STEP as STEP_TASK
 from holdfast.model.notes import NO_NOTES, LogLine
 from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
 from holdfast.runtime.runs import CHILD, HOOK, STEP, LogEvent, StepRecord, Stored, started_at, took
 from holdfast.runtime.streams import Chunk
-from holdfast.showing import call_without_named, fields, moment, without_named
+from holdfast.showing import call_without_named, fields, leaves, moment, without_named
 from holdfast.stats import Distribution, Figures, Stats
 from holdfast.triggers.rules import DATA
 from holdfast.workflows.events import HOOK_RECEIVED
@@ -260,6 +262,16 @@ def decoded(codec: Codec, stored: Stored, *, call_of: str | None = None, is_give
         return without_named(value) if is_given else value
     args, kwargs = readable(codec, lambda codec: codec.decode_call(stored.data, stored.payloads, describe=True))
     return call_without_named(args, kwargs, codec.parameters.get(call_of, ()))
+
+
+def refuse_hidden(codec: Codec, record: InvocationRecord, given: object) -> None:
+    """Raise `UsageError` if other arguments for an invocation have what its document says in the place of values."""
+    with contextlib.suppress(NotDecodable):
+        shown = leaves(decoded(codec, Stored(record.arguments, codec), call_of=record.task))
+        texts = {str(each) for each in shown if isinstance(each, Placeholder | Secret)}
+        for each in leaves(given):
+            if isinstance(each, str) and each in texts:
+                raise UsageError(f"'{each}' stands for a value that is not shown: write the value itself")
 
 
 def readable(codec: Codec, decode: Callable[[Codec], Any]) -> Any:

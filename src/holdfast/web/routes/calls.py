@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from holdfast.archive.api import Archive
+from holdfast.codec import Codec
 from holdfast.invocation import Invocation
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
@@ -18,8 +19,9 @@ from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.naming import declared, find_definition
 from holdfast.runtime.rerun import edited
 from holdfast.runtime.runs import of_python
-from holdfast.showing import brief, describe
+from holdfast.showing import brief, call_without_named, describe
 from holdfast.web.actions import touched
+from holdfast.web.documents import refuse_hidden
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, about, wrong
 from holdfast.web.routing import Act, Asked, Render, action
@@ -105,7 +107,7 @@ async def submit(asked: Asked) -> Render:
     with about("body"):
         args, kwargs = await asyncio.to_thread(call_of_values, definition, body.args, body.kwargs)
         task = cast(SubmittableTask, asked.runtime.tasks[definition.name]).options(**_options(asked, body))
-    said = call_text(definition.name, args, kwargs)
+    said = call_text(asked.codec, definition.name, args, kwargs)
     if body.preview:
         return lambda: touched(f"It would store a call: {said}", 1, [said])
     invocation = await task.asubmit(*args, **kwargs)
@@ -122,9 +124,10 @@ def _options(asked: Asked, body: CallGiven) -> dict[str, Any]:
     return options
 
 
-def call_text(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """Return a call as Python would write it, in short."""
-    parts = [*map(describe, args), *(f"{each}={describe(value)}" for each, value in kwargs.items())]
+def call_text(codec: Codec, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """Return a call as Python would write it, in short and without secrets."""
+    shown, named = call_without_named(args, kwargs, codec.parameters.get(name, ()))
+    parts = [*map(describe, shown), *(f"{each}={describe(value)}" for each, value in named.items())]
     return brief(f"{name}({', '.join(parts)})")
 
 
@@ -171,7 +174,7 @@ async def rerun(asked: Asked) -> Render:
             raise Problem(
                 409, "InvocationStatusTransitionError", f"it is {record.status}; only what has ended runs again"
             )
-        what = "with the same arguments" if call is None else f"as {call_text(record.task, call[0], call[1])}"
+        what = "with the same arguments" if call is None else f"as {call_text(asked.codec, record.task, *call)}"
         return lambda: touched(f"It would be stored once more, {what}", 1, [line_of(record)])
     engine, other = await asked.runtime.aready(), None
     with about("body.arguments"):
@@ -195,6 +198,8 @@ async def _call(asked: Asked, record: InvocationRecord, given: Any) -> tuple[lis
     """
     if given is None:
         return None
+    with about("body.arguments"):
+        await asyncio.to_thread(refuse_hidden, asked.codec, record, given)
     is_both = isinstance(given, dict) and given.keys() == {"args", "kwargs"}
     if is_both and not (isinstance(given["args"], list) and isinstance(given["kwargs"], dict)):
         raise wrong("body.arguments", "args is a list, and kwargs an object", status=422)
