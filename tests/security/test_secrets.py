@@ -20,6 +20,7 @@ from tests.encryption.conftest import key
 from tests.support.patience import eventually, patient
 
 from holdfast import App, Secret
+from holdfast.access.audit import said_of
 from holdfast.cli import main
 from holdfast.cli.arguments import call_given
 from holdfast.errors import ArgumentsDoNotFit, HoldfastError, UsageError
@@ -214,6 +215,24 @@ def test_stars_are_not_stored_in_the_place_of_a_secret(desk: tuple[App, TestClie
     with pytest.raises(UsageError, match="stands for a value that is not shown"):
         call_given(app, old.record(), json.dumps(shown["args"]))
     assert len(app.invocations()) == 1
+
+
+def test_a_mistake_leaves_no_argument_in_the_audit_record(desk: tuple[App, TestClient]) -> None:
+    app, client = desk
+    old = app.tasks["pay"].submit("c", 1)
+    for path, body in (
+        ("/tasks/pay/submit", {"args": ["c", CANARY]}),
+        ("/tasks/pay/submit", {"args": ["c"], "kwargs": {"amount": CANARY}}),
+        (f"/invocations/{old.id}/rerun", {"arguments": ["c", CANARY]}),
+        ("/schedules", {"name": "nightly", "task": "pay", "args": ["c", CANARY], "every": "1h"}),
+        (f"/invocations/{old.id}/fork", {"step": "x", "arguments": ["c", CANARY]}),
+    ):
+        assert client.post(f"/api/v1{path}", json=body).status_code == 400, path
+    record = client.get("/api/v1/audit").text
+    assert (record.count('"failed"'), CANARY in record) == (5, False)
+    assert said_of(UsageError(CANARY), "hook.resume") == "UsageError"
+    assert said_of(UsageError("no such queue"), "queue.pause") == "UsageError: no such queue"
+    assert said_of(ValueError(CANARY), "queue.pause") == "ValueError"
 
 
 def test_a_bare_result_is_wrapped_where_the_function_says_so() -> None:

@@ -14,19 +14,22 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import CorruptRecord, StoreError
+from holdfast.errors import CodecError, CorruptRecord, HoldfastError, StoreError, UsageError
 from holdfast.ids import derived_id
 from holdfast.model.decoding import Moment, ahead
 from holdfast.model.names import counted
 from holdfast.model.records import FOREVER, Entry, entry_reader
 from holdfast.runtime.engine import Engine
-from holdfast.showing import brief, without_secrets
+from holdfast.showing import brief, error_text, without_secrets
 from holdfast.store.contract import EntryOrder
 from holdfast.telemetry.events import DutyFailed
 
 AUDIT, OUTCOME = "audit", "audit.outcome"
 BEGUN, DONE, FAILED = "begun", "done", "failed"
 MANY = "(several)"  # the subject of records with several targets
+WITH_VALUES = frozenset(
+    ["archive.rerun", "event.emit", "hook.resume", "invocation.submit", "schedule.create", "schedule.update", "workflow.fork"]
+)  # actions that are given arguments or payloads
 _LONGEST, _LONGEST_TARGET = 500, 2_000  # a search has up to 1,000
 _NOUNS = {"archive": "invocation", "invocation": "invocation", "world": "message"}
 _AT_ONCE, _MOST_LOOKED = 200, 2_000
@@ -208,6 +211,16 @@ class AuditLog:
             else msgspec.structs.replace(each, outcome=end.outcome, detail=end.detail, ended_at=end.at)
             for each in records
         ]
+
+
+def said_of(error: Exception, action: str) -> str:
+    """Return what the record of an action says of an error. The text of another library's exception may hold anything,
+    and that of a mistake in arguments or a payload quotes them.
+    """
+    name, is_mistake = type(error).__name__, isinstance(error, UsageError | CodecError)
+    if not isinstance(error, HoldfastError) or (is_mistake and action in WITH_VALUES):
+        return name
+    return f"{name}: {error_text(error)}"
 
 
 def kept_text(text: str, longest: int = _LONGEST) -> str:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import typer
 
-from holdfast.access.audit import DONE, FAILED, Action, AuditLog, AuditRecord, twin_of
+from holdfast.access.audit import DONE, FAILED, Action, AuditLog, AuditRecord, said_of, twin_of
 from holdfast.app import App
 from holdfast.cli.output import Output
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.queues import user_and_host
-from holdfast.showing import error_text
 
 VIA = "command line"
 _ONLY_LOOKS = ("dry_run", "check")  # options with which a command changes nothing
@@ -53,7 +52,7 @@ def audited(
         act.end(FAILED if end.exit_code else DONE)
         raise
     except Exception as error:
-        act.end(FAILED, f"{type(error).__name__}: {error_text(error)}")
+        act.end(FAILED, said_of(error, wanted.name))
         raise
     act.end(DONE)
 

@@ -11,9 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from holdfast.access.audit import DONE, FAILED, Action, AuditLog, twin_of
-from holdfast.errors import HoldfastError
-from holdfast.showing import error_text
+from holdfast.access.audit import DONE, FAILED, WITH_VALUES, Action, AuditLog, said_of, twin_of
 from holdfast.web.documents import Document
 from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, Render
@@ -108,7 +106,7 @@ async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[Ren
     except ClientDisconnect:
         raise
     except Exception as error:
-        await asked.runtime.arun(log.end(record, FAILED, _said_of(error)))
+        await asked.runtime.arun(log.end(record, FAILED, _said_of(error, action.name)))
         raise
     if isinstance(answer, Response):
         await asked.runtime.arun(log.end(record, FAILED if answer.status_code >= 400 else DONE))
@@ -121,9 +119,8 @@ async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[Ren
     return lambda: document
 
 
-def _said_of(error: Exception) -> str:
-    """Return what the record says of an error. The text of another library's exception may hold anything."""
-    if isinstance(error, Problem):
-        return f"{error.title}: {error.detail}"
-    name = type(error).__name__
-    return f"{name}: {error_text(error)}" if isinstance(error, HoldfastError) else name
+def _said_of(error: Exception, action: str) -> str:
+    if not isinstance(error, Problem):
+        return said_of(error, action)
+    is_mistake = error.status in (400, 422) and action in WITH_VALUES
+    return f"{error.title}: {error.path if is_mistake else error.detail}"
