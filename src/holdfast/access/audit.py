@@ -27,9 +27,8 @@ from holdfast.telemetry.events import DutyFailed
 AUDIT, OUTCOME = "audit", "audit.outcome"
 BEGUN, DONE, FAILED = "begun", "done", "failed"
 MANY = "(several)"  # the subject of records with several targets
-WITH_VALUES = frozenset(
-    ["archive.rerun", "event.emit", "hook.resume", "invocation.submit", "schedule.create", "schedule.update", "workflow.fork"]
-)  # actions that are given arguments or payloads
+_CALLS = ("invocation.submit", "archive.rerun", "workflow.fork", "schedule.create", "schedule.update")
+WITH_VALUES = frozenset([*_CALLS, "event.emit", "hook.resume"])  # actions that are given arguments or a payload
 _LONGEST, _LONGEST_TARGET = 500, 2_000  # a search has up to 1,000
 _NOUNS = {"archive": "invocation", "invocation": "invocation", "world": "message"}
 _AT_ONCE, _MOST_LOOKED = 200, 2_000

@@ -56,6 +56,7 @@ class WebApp:
         self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
         self._feed = LiveFeed(app.runtime)
+        self.monotonic = app.runtime.clock.monotonic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -24,6 +25,8 @@ from holdfast.web.asgi import ServedApp, WebApp
 from holdfast.web.rules import is_loopback
 
 GRACE_SECONDS = 5
+HEAD_SECONDS = 10.0  # for a client to begin a request, and to send its head
+MOST_WAITING = 500  # connections that have sent no head; of more, the oldest are closed
 
 
 def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], object] = lambda address: None) -> None:
@@ -79,12 +82,40 @@ async def _tokens(runtime: AppRuntime) -> Sequence[TokenRecord]:
     return await (await runtime.engine()).part(AccessTokens).list()
 
 
+class WaitingConnections:
+    """Bounds connections that wait for a request: in time, and in number. Clients that send nothing, or a head in small
+    pieces, must not take all places.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Any, tuple[Any, float]] = {}  # the last request of each, and since when the next is awaited
+
+    def late(self, connections: Iterable[Any], now: float) -> list[Any]:
+        """Return those that are to be closed."""
+        last = {each: each.cycle for each in connections}
+        waiting = {each: cycle for each, cycle in last.items() if cycle is None or cycle.response_complete}
+        before, self._since = self._since, {}
+        for each, cycle in waiting.items():
+            known = before.get(each)
+            self._since[each] = known if known is not None and known[0] is cycle else (cycle, now)
+        oldest = sorted(self._since, key=lambda each: self._since[each][1])
+        spare = len(oldest) - MOST_WAITING
+        return [each for n, each in enumerate(oldest) if n < spare or now - self._since[each][1] >= HEAD_SECONDS]
+
+
 class _Server(uvicorn.Server):
     """Ends the streams of the app first: their readers would hold up a stop."""
 
     def __init__(self, config: uvicorn.Config, web: WebApp) -> None:
         super().__init__(config)
         self._web = web
+        self._waiting = WaitingConnections()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close what waits for too long. uvicorn calls this ten times a second, and has no such bound."""
+        for each in self._waiting.late(tuple(self.server_state.connections), self._web.monotonic()):
+            each.transport.abort()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._web.streams.end()
