@@ -114,6 +114,11 @@ def test_logging_out_takes_a_form_of_the_session(entrance: Entrance, client: Tes
     answer = client.post("/logout", data={"csrf": csrf}, headers={"origin": BASE})
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert client.get("/").status_code == 303
+    assert client.post("/logout", data={"csrf": "x"}).status_code == 303, "there is no session any more"
+    headers = {"Authorization": f"Bearer {API_TOKEN}"}
+    records = client.get("/api/v1/audit?action=session", headers=headers).json()["records"]
+    assert [each["action"] for each in records] == ["session.logout", "session.login"]
+    assert len({each["who"] for each in records}) == 1
 
 
 def test_logging_out_ends_the_session_wherever_its_cookie_is(entrance: Entrance, client: TestClient) -> None:

@@ -79,7 +79,7 @@ class Authentication:
         """Return the sender of a request. Raises `Problem`: 401 if it is not known, 403 if it must not ask so."""
         self.refuse_host(request)
         found = await self._by_host(request) or await self._by_token(request) or self._by_proxy(request)
-        found = found or await self._by_session(request)
+        found = found or await self.by_session(request)
         if found is None:
             return await self._local(request, self._count_wrong(request))
         if found.via in ("token", _API_TOKEN):
@@ -201,7 +201,8 @@ class Authentication:
             is_ended = await self._runtime.arun(tokens.is_ended(session.id))
         return None if is_ended else session
 
-    async def _by_session(self, request: Request) -> Principal | None:
+    async def by_session(self, request: Request) -> Principal | None:
+        """Return the principal of the cookie; None without one, or if the session or its token has ended."""
         session = await self.session(request)
         if session is None:
             return None

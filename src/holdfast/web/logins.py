@@ -85,7 +85,7 @@ class Logins:
             cookie, lasts = await self._session(token)
         except StoreReadOnly:
             raise Problem(403, "StoreReadOnly", "a session needs a key in the store, which is read only here") from None
-        await self._record(principal)
+        await self._record(principal, "session.login")
         response = RedirectResponse(root_of(request) + next, 303, SAFE_HEADERS)
         self._set(request, response, self._authentication.cookie, cookie, lasts)
         self._set(request, response, _FORM_COOKIE, "", 0)
@@ -102,11 +102,11 @@ class Logins:
         session = Session(id, new_id(os.urandom(ID_BYTES)), ends_at, proof_of(token))
         return cookie_text(ring.keys[0], engine.app, session), max(1, int(ends_at - now))
 
-    async def _record(self, principal: Principal) -> None:
-        """Record that a user has logged in. Raises `StoreError`: then the login is refused."""
+    async def _record(self, principal: Principal, name: str) -> None:
+        """Record that a user logs in or out. Raises `StoreError`: then it is refused."""
         engine: Engine = await self._runtime.aready()
         log = engine.part(AuditLog)
-        action = Action(principal.name, principal.via, principal.source, "session.login")
+        action = Action(principal.name, principal.via, principal.source, name)
         await self._runtime.arun(log.end(await self._runtime.arun(log.begin(action)), DONE))
 
     async def _logout(self, request: Request) -> Response:
@@ -118,6 +118,8 @@ class Logins:
                 raise Problem(403, "Forbidden", "the form is not of this session; load the page again")
         if (session := await self._authentication.session(request)) is not None:
             with suppress(StoreReadOnly):  # then only the browser forgets it
+                if (principal := await self._authentication.by_session(request)) is not None:
+                    await self._record(principal, "session.logout")
                 await self._runtime.arun((await self._authentication.tokens()).end_session(session))
         response = RedirectResponse(f"{root_of(request)}{LOGIN}", 303, SAFE_HEADERS)
         self._set(request, response, self._authentication.cookie, "", 0)
