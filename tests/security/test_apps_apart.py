@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from starlette.testclient import TestClient
 
 from holdfast import App, hook, stream
 from holdfast.errors import HoldfastError
+from holdfast.web.api import ROUTES
+from holdfast.web.asgi import WebApp
 
 
 @pytest.fixture(params=["sqlite", "mongodb"])
@@ -52,5 +57,34 @@ def test_nothing_of_one_app_is_found_or_changed_by_the_other(url: str) -> None:
                 act()
         assert [*two.invocations(), *two.hooks(), *two.schedules.list(), *two.events()] == []
         assert two.purge(status="success").removed == 0
+        ids = [{"id": each.id} for each in (done, waiting, run, *one.events())]
+        names = [{"name": each} for each in ("nightly", one.hooks()[0].name)]
+        crossed(two, *ids, *names, {"id": run.id, "step": "hook#1"}, {"id": done.id, "name": "out"})
+        assert one.schedules.get("nightly").pause is None
         assert one.invocation(done.id).result(timeout=1) == "x"
         assert str(one.invocation(waiting.id).status) == "registered"
+
+
+def crossed(app: App, *named: dict[str, str]) -> None:
+    """Ask all routes of an app for names and ids of another one, as an admin."""
+    asked = set()
+    with TestClient(WebApp(app, is_local=True), base_url="http://127.0.0.1") as client:
+        for route in ROUTES:
+            wanted = set(re.findall(r"{(\w+)", route.path))
+            for each in (each for each in named if wanted and wanted == each.keys()):
+                path = re.sub(r"{(\w+)(:path)?}", lambda part, each=each: quote(each[part[1]], safe=""), route.path)
+                body = BODIES.get(route.action, {}) if route.method == "POST" else None
+                answer = client.request(route.method, f"/api/v1{path}", json=body)
+                asked.add(route.path)
+                is_name = route.path.startswith(("/queues/", "/limits/"))  # of no record: any may be asked for
+                assert answer.status_code == 404 or is_name, f"{route.method} {path}: {answer.text}"
+    assert asked == {route.path for route in ROUTES if "{" in route.path}
+
+
+BODIES = {
+    "archive.retain": {"retention": "1h"},
+    "hook.resume": {"payload": 1},
+    "schedule.backfill": {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z"},
+    "schedule.update": {"every": "2h"},
+    "workflow.fork": {"step": "hook#1"},
+}
