@@ -27,6 +27,7 @@ from holdfast.errors import ArgumentsDoNotFit, HoldfastError, UsageError
 from holdfast.showing import plain, without_named
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp
+from holdfast.workflows.hooks_records import name_of
 
 CANARY = "canary-9-secret"
 TOKEN = "a-token-of-the-tests-0123456789"
@@ -233,6 +234,15 @@ def test_a_mistake_leaves_no_argument_in_the_audit_record(desk: tuple[App, TestC
     assert said_of(UsageError(CANARY), "hook.resume") == "UsageError"
     assert said_of(UsageError("no such queue"), "queue.pause") == "UsageError: no such queue"
     assert said_of(ValueError(CANARY), "queue.pause") == "ValueError"
+
+
+def test_the_record_of_a_resumed_hook_has_its_name_and_not_its_token(desk: tuple[App, TestClient]) -> None:
+    _, client = desk
+    for path, body in (("resume", {"token": CANARY}), (f"{name_of(CANARY)}/resume", {}), (f"{CANARY}/resume", {})):
+        assert client.post(f"/api/v1/hooks/{path}", json=body).status_code == 404
+    answer = client.get("/api/v1/audit", params={"target": name_of(CANARY)})
+    assert [each["action"] for each in answer.json()["records"]] == ["hook.resume"] * 3
+    assert CANARY not in client.get("/api/v1/audit").text
 
 
 def test_a_bare_result_is_wrapped_where_the_function_says_so() -> None:

@@ -5,6 +5,7 @@ and its outcome after it. If the record cannot be stored, nothing is done.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.access.audit import DONE, FAILED, WITH_VALUES, Action, AuditLog, s
 from holdfast.web.documents import Document
 from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, Render
+from holdfast.workflows.hooks_records import name_of
 
 TWINS = {
     "access.open": "access open",
@@ -48,6 +50,7 @@ TWINS = {
 }
 """Which command does the same; a test compares them with the commands."""
 _NAMES = ("name", "id", "ids", "task")  # of a body: what is changed, where the path does not say
+_HOOK_NAME = re.compile("[0-9a-f]{64}")
 _FILTERS = ("where", "query", "status", "task", "queue", "tag", "since", "until", "key", "error", "attributes")
 
 
@@ -55,7 +58,7 @@ def action_of(route: ApiRoute, asked: Asked) -> Action | None:
     """Return what a request is about to do; None if it changes nothing."""
     if not route.action or getattr(asked.body, "preview", False):
         return None
-    who, names = asked.principal, names_in(asked)
+    who, names = asked.principal, hook_in(asked) if route.action == "hook.resume" else names_in(asked)
     options = [] if names else filter_in(asked)
     twin = TWINS.get(route.action)
     return Action(
@@ -75,6 +78,12 @@ def names_in(asked: Asked) -> list[str]:
         return list(asked.path.values())
     found = (getattr(asked.body, name, None) for name in _NAMES)
     return next((words for value in found if (words := _words(value))), []) if not _is_filter(asked) else []
+
+
+def hook_in(asked: Asked) -> list[str]:
+    """Return the name of the hook that a request resumes. What is no name may be a token, which is a secret."""
+    given = asked.path.get("name") or asked.body.token
+    return [given if _HOOK_NAME.fullmatch(given) else name_of(given)]
 
 
 def filter_in(asked: Asked) -> list[str]:
