@@ -17,7 +17,7 @@ from tests.support.patience import eventually, patient
 
 from holdfast import App, Invocation, Status
 from holdfast.errors import InvocationRefused
-from holdfast.runtime.limits import Limits
+from holdfast.runtime.limits import FRESH_SECONDS, Limits
 
 PATIENCE = patient(30.0)
 QUICK: dict[str, Any] = {  # turns at the services of a second or two
@@ -423,9 +423,30 @@ def test_a_change_by_a_program_without_the_code_lets_the_next_call_be_looked_at(
             first.result(timeout=PATIENCE)
             eventually(lambda: second.status is Status.REROUTED)
         assert second.record().due_at > time.time() + 3000
+        heard = time.time() + FRESH_SECONDS
         with App(url, name="shop") as bare:
             bare.limits.set("work", rate="100/s")
-        assert second.record().due_at < time.time() + 5
+        assert heard - 0.1 <= second.record().due_at < heard + 5, "not before all runners go by the new rate"
+
+
+def test_what_is_left_of_a_rate_is_told_as_it_was_changed(url: str) -> None:
+    def given(number: int) -> int:
+        return number
+
+    with App(url, name="shop", poll_interval_seconds=0.2) as app:
+        work = app.task(name="work", rate="1/h")(given)
+        with app.runner():
+            first, second = work.map([1, 2])
+            first.result(timeout=PATIENCE)
+            eventually(lambda: second.status is Status.REROUTED)
+        (before,) = app.limits.allowances("work")
+    with App(url, name="shop") as app:
+        app.task(name="work", rate="1/h")(given)
+        app.limits.set("work", rate="10/s", burst=2)
+        (after,) = app.limits.allowances("work")
+        assert (before.rate, after.rate) == ("1/h", "10/s")
+        assert after.next_at < before.next_at - 3000
+        assert "the rate 10/s of work" in app.invocation(second.id).explain()
 
 
 def test_a_change_of_the_rate_leaves_a_burst_that_was_given(url: str) -> None:

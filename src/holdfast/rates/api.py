@@ -37,7 +37,7 @@ from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.limits import changes_of
+from holdfast.runtime.limits import FRESH_SECONDS, changes_of
 from holdfast.runtime.queues import user_and_host
 from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import ALL_KEYS, EntryOrder, Filter
@@ -109,17 +109,21 @@ class LimitAccess:
         A key that was not used for an hour is not among them: all of its starts are left.
         """
         name = self.whole_name(name)
-        now = engine.store.now()
+        now, tasks = engine.store.now(), self._by_name().get(name, [])
+        change = await _entry(engine, name)
+        _, rate = _rates(name, tasks, None if change is None else change_in(change))
         found: MutableSequence[Allowance] = []
         (_, behind), entries, app = _range_below(rate_key(name)), engine.store.entries, engine.app
         of_keys = await entries(app, RATE, order=EntryOrder.LATEST, limit=_MAX_KEYS, before=behind)
-        for entry in [*await entries(app, RATE, [rate_key(name)]), *of_keys]:
+        own = await entries(app, RATE, [rate_key(name)])
+        for entry in {each.name: each for each in [*own, *of_keys]}.values():
             if name_of_rate(entry.name) != name:
                 continue
             try:
-                found.append(_allowance(entry, bucket_of(entry), now))
+                bucket = bucket_of(entry)
             except CorruptRecord:  # the next claim writes it anew
                 continue
+            found.append(_allowance(entry, bucket if rate is None else bucket.under(rate), now))
         shown = sorted(found, key=lambda each: (not each.waiting, each.next_at, each.key))[:limit]
         ids = [InvocationId(id) for each in shown for id, _ in each.last[:1]]
         calls = {str(each.id): each for each in await get_readable(engine.store, engine.app, ids) if each is not None}
@@ -224,18 +228,19 @@ class LimitAccess:
             raise UsageError(f"'{name}' declares no rate, so its calls have no key for one: declare rate= first")
 
     async def _move_up(self, engine: Engine, name: str) -> None:
-        """Let calls that are due at a start of the old rate be looked at now: they get one of the new rate."""
-        now, tasks = engine.store.now(), {task.name for task in self._by_name().get(name, [])}
+        """Let calls that are due at a later start of the old rate be looked at when all runners know the new one."""
+        soon = engine.store.now() + FRESH_SECONDS
+        tasks = {task.name for task in self._by_name().get(name, [])}
         where = Filter(statuses=frozenset({Status.REROUTED}), tasks=frozenset(tasks))  # of all, if no code is known
         late, found = [], await engine.store.find(engine.app, where, _AT_ONCE)
         for _ in range(_MAX_PAGES):
-            late += [r for r in found if r.due_at > now and name_of_rate(r.terms.rate_key or "") == name]
+            late += [r for r in found if r.due_at > soon and name_of_rate(r.terms.rate_key or "") == name]
             if len(found) < _AT_ONCE:
                 break
             found = await engine.store.find(engine.app, replace(where, before_id=found[-1].id), _AT_ONCE)
         if late:
-            await engine.store.apply([MoveUp(app=engine.app, id=record.id, due_at=now) for record in late])
-            engine.hub.send(work_hint([(record.lane, now, record.priority) for record in late]))
+            await engine.store.apply([MoveUp(app=engine.app, id=record.id, due_at=soon) for record in late])
+            engine.hub.send(work_hint([(record.lane, soon, record.priority) for record in late]))
 
 
 def ranges_of(name: str) -> Sequence[tuple[str, str]]:
@@ -268,11 +273,7 @@ def _in_force(
 ) -> LimitInForce:
     tasks = tuple(tasks)
     limits = [task.limit.max_running for task in tasks if task.limit is not None and task.name == name]
-    rates = [task.rate for task in tasks if task.rate is not None and _has_rate(task, name)]
-    declared: Rate | None = rates[0] if rates else None
-    rate = declared if change is None or declared is None else change.rate_after(declared)
-    if declared is None and change is not None and change.rate is not None:  # of code that is not known here
-        rate = rate_of(change.rate, change.burst)
+    declared, rate = _rates(name, tasks, change)
     keys = [key for key in waiting if (name_of_rate(key) if is_rate_key(key) else task_of(key)) == name]
     limit = limits[0] if limits else None
     return LimitInForce(
@@ -287,6 +288,14 @@ def _in_force(
         held=sum(waiting[key] for key in keys),
         change=change,
     )
+
+
+def _rates(name: str, tasks: Iterable[TaskDefinition], change: LimitChange | None) -> tuple[Rate | None, Rate | None]:
+    """Return the rate that the code declares, and the one in force, as far as they are known here."""
+    declared = next((task.rate for task in tasks if task.rate is not None and _has_rate(task, name)), None)
+    if declared is not None:
+        return declared, declared if change is None else change.rate_after(declared)
+    return None, None if change is None or change.rate is None else rate_of(change.rate, change.burst)
 
 
 def _allowance(entry: Entry, bucket: Bucket, now: float) -> Allowance:

@@ -39,11 +39,12 @@ from holdfast.model.decoding import RATE
 from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Debounce
-from holdfast.model.rates import Bucket, bucket_of
+from holdfast.model.rates import Bucket, Rate, bucket_of
 from holdfast.model.records import InvocationRecord, Terms
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.limits import ChangedLimits
 from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.pauses import pauses_of
 from holdfast.runtime.runs import RunForks, RunLooks
@@ -59,8 +60,8 @@ from holdfast.tracing import Tracer
 _OPEN = frozenset(Status) - FINAL
 _MAX_HOLDERS = 10_000
 
-LimitOf = Callable[[str], Limit | None]
-"""The limit of a task, if that is known."""
+InForce = Callable[[str], tuple[Limit | None, Rate | None]]
+"""The limit and the rate of a task that are in force, as far as they are known."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,7 +71,7 @@ _RUNTIMES: weakref.WeakSet[AppRuntime] = weakref.WeakSet()
 async def explained(
     store: Store,
     record: InvocationRecord,
-    limit_of: LimitOf,
+    in_force: InForce,
     dead_after_seconds: float,
     waits: Sequence[RunWait] = (),
     awaited: Explanation | None = None,
@@ -82,7 +83,7 @@ async def explained(
     around = Surroundings(
         roster=await store.roster(record.app), now=store.now(), dead_after_seconds=dead_after_seconds, waits=waits
     )
-    around = await _with_queue(store, record, limit_of, around)
+    around = await _with_queue(store, record, in_force, around)
     if waits:
         around = msgspec.structs.replace(around, first_child="" if awaited is None else awaited.text)
     elif record.status in OWNED:
@@ -92,13 +93,13 @@ async def explained(
         else:
             children = await store.find(record.app, Filter(parent=record.id, statuses=_OPEN), MAX_NAMED + 1)
         if children:
-            its_queue = await _with_queue(store, children[0], limit_of, around)
+            its_queue = await _with_queue(store, children[0], in_force, around)
             held_up = explain(children[0], its_queue).text
             around = msgspec.structs.replace(around, children=children, first_child=held_up)
     return explain(record, around)
 
 
-async def _with_queue(store: Store, record: InvocationRecord, limit_of: LimitOf, around: Surroundings) -> Surroundings:
+async def _with_queue(store: Store, record: InvocationRecord, in_force: InForce, around: Surroundings) -> Surroundings:
     """Return the surroundings with what holds this invocation back, if it waits."""
     if record.status not in AVAILABLE and record.status is not Status.CONCURRENCY_CONTROLLED:
         return around
@@ -106,17 +107,19 @@ async def _with_queue(store: Store, record: InvocationRecord, limit_of: LimitOf,
     if record.limit_key is not None:
         where = Filter(limit_key=record.limit_key)
         holders = list(await store.find(record.app, where, _MAX_HOLDERS, order=Order.SLOT))
-    bucket = await bucket_for(store, record)
-    return msgspec.structs.replace(around, pauses=pauses, holders=holders, limit=limit_of(record.task), bucket=bucket)
+    limit, rate = in_force(record.task)
+    bucket = await _bucket_for(store, record, rate)
+    return msgspec.structs.replace(around, pauses=pauses, holders=holders, limit=limit, bucket=bucket)
 
 
-async def bucket_for(store: Store, record: InvocationRecord) -> Bucket | None:
+async def _bucket_for(store: Store, record: InvocationRecord, rate: Rate | None) -> Bucket | None:
     """Return the bucket that the next claim of an invocation looks at, if there is one."""
     if record.terms.rate_key is None or (record.run is not None and record.epoch > 0):
         return None
     for entry in await store.entries(record.app, RATE, [record.terms.rate_key]):
         with contextlib.suppress(CorruptRecord):
-            return bucket_of(entry)
+            bucket = bucket_of(entry)
+            return bucket if rate is None else bucket.under(rate)
     return None
 
 
@@ -563,11 +566,8 @@ class AppRuntime:
                 ) from error
 
     async def explain(self, record: InvocationRecord) -> Explanation:
-        def limit_of(name: str) -> Limit | None:
-            task = self.tasks.get(name)
-            return None if task is None else task.definition.limit
-
         engine, dead_after = await self.engine(), self.settings.dead_after_seconds
+        in_force = functools.partial(self._in_force, await self._changed_limits(engine))
         if self.looks is not None and record.run is not None:
             of_world = await self.looks.explain(engine, record)
             if of_world is not None:
@@ -577,8 +577,23 @@ class AppRuntime:
             (found,) = await get_readable(engine.store, engine.app, [InvocationId(child)])
             if found is not None:
                 # What it waits for in turn is named, but not explained: a chain of children may be long.
-                awaited = await explained(engine.store, found, limit_of, dead_after, await self._waits(engine, found))
-        return await explained(engine.store, record, limit_of, dead_after, waits, awaited)
+                awaited = await explained(engine.store, found, in_force, dead_after, await self._waits(engine, found))
+        return await explained(engine.store, record, in_force, dead_after, waits, awaited)
+
+    async def _changed_limits(self, engine: Engine) -> ChangedLimits:
+        changed = engine.part(ChangedLimits)
+        if any(task.definition.limit or task.definition.rate for task in self.tasks.values()):
+            await changed.refresh()
+        return changed
+
+    def _in_force(self, changed: ChangedLimits, name: str) -> tuple[Limit | None, Rate | None]:
+        if (task := self.tasks.get(name)) is None:
+            return None, None
+        limit, rate, shared = task.definition.limit, task.definition.rate, task.definition.rate_name
+        return (
+            None if limit is None else changed.limit(name, limit),
+            None if rate is None else changed.rate(shared or task.definition.name, rate),
+        )
 
     async def _waits(self, engine: Engine, record: InvocationRecord) -> Sequence[RunWait]:
         """Return what a run waits for, by its log; nothing for a task."""
