@@ -43,6 +43,8 @@ def test_groups_are_listed_shown_and_cancelled(app: App, holdfast: Command) -> N
     assert listed[1]["callback"] == done_id(found.id or "")
     shown = holdfast("groups", "show", (found.id or "")[:20], "--json").json
     assert (shown["id"], shown["counts"]) == (found.id, {"registered": 3})
+    assert holdfast("groups", "show", (found.id or "")[-8:], "--json").json["id"] == found.id
+    assert "is too short for a part of an id" in holdfast("groups", "show", "01").err
     assert "members      3 registered" in holdfast("groups", "show", found.id or "").out
     done = holdfast("groups", "cancel", found.id or "", "--reason", "enough", "--by", "ann")
     assert done.out == f"group {found.id}: 3 cancelled\n"
@@ -52,7 +54,7 @@ def test_groups_are_listed_shown_and_cancelled(app: App, holdfast: Command) -> N
 def test_what_is_no_group_is_refused(app: App, holdfast: Command) -> None:
     id = app.get_task("shop:add").submit(1).id
     assert holdfast("groups", "show", id).code == 4
-    assert holdfast("groups", "show", "nonsense!").code == 2
+    assert holdfast("groups", "show", "nonsense!").code == 4
     found = group([app.get_task("shop:add").s(1)]).submit()
     told = holdfast("show", found.id or "")
     assert (told.code, f"{found.id} is a group: holdfast groups show" in told.err) == (4, True)

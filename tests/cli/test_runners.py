@@ -75,6 +75,7 @@ def test_a_runner_is_asked_by_the_beginning_of_its_id(app: App, holdfast: Comman
     wrong = holdfast("runners", wish, "ab")
     assert (wrong.code, wrong.out) == (2, "")
     assert "'ab' may be abc1 or abc2 or abc; write more of it" in wrong.err
+    assert holdfast("runners", wish, "c1", "--json").json == {"id": "abc1", "asked": wish}
     missing = holdfast("runners", wish, "x", "--json")
     assert (missing.code, missing.json["error"]["type"]) == (4, "RunnerNotFound")
     assert "there are: abc1, abc2, abc" in missing.json["error"]["message"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.patience import patient
+from tests.support.patience import eventually, patient
 
 from holdfast import App
 
@@ -78,6 +79,9 @@ def test_apps_lists_who_shares_a_store_and_a_wrong_name_is_told(folder: Path, ho
         wrong = holdfast("ps", *BY_URL, *name)
         assert wrong.code == 1
         assert f"has no app '{name[-1] if name else 'default'}'; it has: billing, shop" in wrong.err
+        findings = holdfast("doctor", *BY_URL, *name, "--json").json["findings"]
+        (told,) = [each for each in findings if each["subject"] == "name"]
+        assert (told["state"], "it has: billing, shop" in told["detail"]) == ("hint", True)
 
 
 def test_a_name_alone_is_not_taken_for_the_app_of_the_folder(declared: Path, holdfast: Command) -> None:
@@ -91,9 +95,29 @@ def test_limits_are_changed_by_the_short_name_of_their_task(declared: Path, hold
     assert "'shop:notify' is changed: rate 5/s" in done.out
     listed = {each["name"]: each for each in holdfast("limits", "--json").json["limits"]}
     assert (listed["shop:notify"]["rate"], listed["shop:notify"]["declared_rate"]) == ("5/s", "100/m")
-    assert "under a rate 'shop:notify'" in holdfast("limits", "show", "notify").out
+    assert "none has taken a start under its rate" in holdfast("limits", "show", "notify").out
+    assert "did you mean 'shop:notify'?" in holdfast("limits", "show", "notfy").err
     assert "'shop:notify' is as the code declares it" in holdfast("limits", "clear", "notify").out
     assert "did you mean 'shop:notify'?" in holdfast("limits", "set", "notfy", "--rate", "5/s").err
+
+
+def test_calls_that_hold_the_slots_of_a_limit_are_shown(folder: Path, holdfast: Command) -> None:
+    may_end = threading.Event()
+    with App("sqlite:///shop.db", name="shop", poll_interval_seconds=0.2) as app:
+
+        @app.task(name="shop:hold", limit=1)
+        def hold(number: int) -> None:
+            may_end.wait(patient(30.0))
+
+        with app.runner():
+            calls = hold.map([1, 2])
+            eventually(lambda: sorted(call.status for call in calls) == ["concurrency_controlled", "running"])
+            asked = ("limits", "show", "shop:hold", *BY_URL, "--name", "shop")
+            shown, (key,) = holdfast(*asked), holdfast(*asked, "--json").json["waiting"]
+            (holder,) = [call.id for call in calls if call.status == "running"]
+            may_end.set()
+    assert ["shop:hold", "1", holder] in [line.split() for line in shown.out.splitlines()]
+    assert (key["key"], key["held"], key["holders"][0]["id"]) == ("shop:hold", 1, holder)
 
 
 def test_an_empty_store_refuses_no_name(folder: Path, holdfast: Command) -> None:

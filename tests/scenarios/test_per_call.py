@@ -234,7 +234,7 @@ def test_what_a_type_checker_accepts_fits(call: Any) -> None:
         ((), {"cents": 1.5}, "cents", "expected int"),
         ((), {"at": "now"}, "at", "expected datetime.datetime | None"),
         ((), {"names": ["a", 2]}, "names[1]", "expected str"),
-        ((), {"small": 11}, "small", "<= 10"),
+        ((), {"small": 11}, "small", "is 11 (int); expected int <= 10"),
         ((), {"extra": "x"}, "extra", "expected int"),
         ((), {"count": None}, "count", "is None; expected int"),
     ],

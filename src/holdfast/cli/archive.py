@@ -36,7 +36,9 @@ _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
 
 Ids = Annotated[
     list[str] | None,
-    Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.", autocompletion=ids_offered),
+    Argument(
+        metavar="ID", help="Ended invocations; the beginning or the end of an id will do.", autocompletion=ids_offered
+    ),
 ]
 
 

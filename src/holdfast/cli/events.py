@@ -23,7 +23,7 @@ from holdfast.web.reading.events import EventReading, Outcome, happening_documen
 _LONGEST_SHOWN = 60  # of a payload in the list
 
 EventName = Annotated[str, Argument(metavar="NAME", help="The event: order.created.")]
-EventId = Annotated[str, Argument(metavar="ID", help="The event, or the beginning of its id.")]
+EventId = Annotated[str, Argument(metavar="ID", help="The event, or the beginning or end of its id.")]
 
 
 @command()

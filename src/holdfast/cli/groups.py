@@ -10,16 +10,15 @@ from typer import Argument, Option
 from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.command import Before, command, page_given
+from holdfast.cli.naming import find_group
 from holdfast.cli.output import Output
-from holdfast.errors import InvocationNotFound, UsageError
 from holdfast.groups.looking import callback_id, state_of
 from holdfast.groups.records import GroupRecord
-from holdfast.ids import LENGTH, is_id
 from holdfast.model.status import Status
 from holdfast.showing import length, moment
 from holdfast.web.reading.groups import GroupReading
 
-GroupId = Annotated[str, Argument(metavar="ID", help="The group, or the beginning of its id.")]
+GroupId = Annotated[str, Argument(metavar="ID", help="The group, or the beginning or end of its id.")]
 
 
 @command()
@@ -46,7 +45,7 @@ def groups(
 @command()
 def show(out: Output, app: App, id: GroupId) -> None:
     """Show a group: its members by status, and what follows it."""
-    found = app.runtime.run(GroupReading(app.runtime).one(_id_of(app, id)))
+    found = app.runtime.run(GroupReading(app.runtime).one(find_group(app, id)))
     record, counts, now = found.record, found.counts, reach.time_of(app)
     out.document(found.document())
     out.line(f"group {record.id} of {record.size:,}: {state_of(record)}")
@@ -73,23 +72,11 @@ def cancel(
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,
 ) -> None:
     """End the members of a group that wait or run. Its callback hears of that as of other failures."""
-    whole = _id_of(app, id)
+    whole = find_group(app, id)
     statuses = app.group(whole).cancel(reason, by=by)
     counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
     out.document({"id": whole, "counts": {status.value: count for status, count in counts.items()}})
     out.line(f"group {whole}: {_in_words(counts)}")
-
-
-def _id_of(app: App, text: str) -> str:
-    """Return the id of a group by its beginning."""
-    if is_id(text):
-        return text
-    if not is_id(text[:LENGTH].ljust(LENGTH, "0")) or len(text) < 6:
-        raise UsageError(f"'{text}' is no beginning of an id: write 6 characters or more")
-    found = [each.id for each in app.groups(before=f"{text}{{", limit=2) if each.id.startswith(text)]
-    if len(found) != 1:
-        raise InvocationNotFound(f"{len(found) or 'no'} groups of the app '{app.name}' begin with '{text}'")
-    return found[0]
 
 
 def _callback(record: GroupRecord) -> str:

@@ -404,7 +404,9 @@ def cancel(
     app: App,
     ids: Annotated[
         list[str] | None,
-        Argument(metavar="ID", help="Invocations; the beginning of an id will do.", autocompletion=ids_offered),
+        Argument(
+            metavar="ID", help="Invocations; the beginning or the end of an id will do.", autocompletion=ids_offered
+        ),
     ] = None,
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,

@@ -12,7 +12,7 @@ from holdfast.cli.command import command
 from holdfast.cli.output import Output
 from holdfast.model.rates import LimitChange, shown_key
 from holdfast.showing import length
-from holdfast.web.reading.queues import LimitList, allowance_document, change_document
+from holdfast.web.reading.queues import LimitList, QueueReading, allowance_document, change_document
 
 LimitName = Annotated[str, Argument(metavar="NAME", help="The task, or the name that tasks share for a rate.")]
 
@@ -48,13 +48,24 @@ def show(
     task: LimitName,
     limit: Annotated[int, Option(help="The keys to show at most.", min=1)] = 50,
 ) -> None:
-    """Show the keys of a rate: starts left, the next one, and the last calls that took one."""
+    """Show the keys of a limit or rate.
+
+    Of a rate: starts left, the next one, and the last calls that took one. Of a limit: keys for which calls wait, with
+    the calls that hold the slots.
+    """
     task = app.limits.whole_name(task)
     found, now = app.limits.allowances(task, limit=limit), reach.time_of(app)
-    out.document({"name": task, "keys": [allowance_document(each) for each in found]})
+    held = app.runtime.run(QueueReading(app.runtime).keys(task))
+    if not found and not held:
+        app.limits.refuse_unknown(task)
+    waiting = [each.document() for each in held]
+    out.document({"name": task, "keys": [allowance_document(each) for each in found], "waiting": waiting})
+    if held:
+        slots = [(each.label or shown_key(each.key), each.held, ", ".join(r.id for r in each.holders)) for each in held]
+        out.table(("key", "held", "by"), slots)
     rows = [
         (
-            each.label or shown_key(f"|{each.key}"),
+            each.label or shown_key(each.key),
             each.rate,
             each.left,
             "now" if each.next_at <= now else f"in {length(each.next_at - now)}",
@@ -65,7 +76,9 @@ def show(
         for each in found
     ]
     titles = ("key", "rate", "left", "next start", "waiting", "taken", "last")
-    out.table(titles, rows, empty=f"no call has taken a start under a rate '{task}' in the last hour")
+    if rows or not held:
+        empty = f"no call waits for a slot of '{task}', and none has taken a start under its rate in the last hour"
+        out.table(titles, rows, empty=empty)
 
 
 @command(action="limit.set", target="task")

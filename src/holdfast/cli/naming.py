@@ -8,8 +8,9 @@ from typing import Any
 from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.output import Output
-from holdfast.errors import EventNotFound, UsageError
+from holdfast.errors import EventNotFound, InvocationNotFound, UsageError
 from holdfast.ids import is_id
+from holdfast.model.names import counted
 from holdfast.runtime.naming import declared, find_definition, wanted_names
 from holdfast.task import Submittable
 from holdfast.web.reading.finding import LISTED, behind, only_one
@@ -37,7 +38,7 @@ def explain_empty(out: Output, app: App, tasks: Iterable[str] | None) -> None:
         out.aside(f"note: no code is imported, so write the whole name of the task, such as shop:{short}")
 
 
-_EVENTS_LOOKED_AT = 10_000
+_LOOKED_AT = 10_000
 
 
 def find_id(app: App, text: str) -> str:
@@ -51,8 +52,19 @@ def find_event(app: App, text: str) -> str:
         return text
     found = app.events(before=behind(text, "event", EventNotFound), limit=LISTED + 1)
     if not any(each.id.startswith(text) for each in found):
-        found = app.events(limit=_EVENTS_LOOKED_AT)
+        found = app.events(limit=_LOOKED_AT)
     return only_one(app.name, {each.id: each.name for each in found}, text, "event", EventNotFound)
+
+
+def find_group(app: App, text: str) -> str:
+    """Find a group by the beginning of its id, or else by its end among the latest."""
+    if is_id(text):
+        return text
+    found = app.groups(before=behind(text, "group", InvocationNotFound), limit=LISTED + 1)
+    if not any(each.id.startswith(text) for each in found):
+        found = app.groups(limit=_LOOKED_AT)
+    labels = {str(each.id): counted(each.size, "member") for each in found}
+    return only_one(app.name, labels, text, "group", InvocationNotFound)
 
 
 def attributes_of(given: Iterable[str]) -> dict[str, str]:

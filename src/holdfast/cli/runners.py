@@ -18,7 +18,7 @@ from holdfast.web.reading.model import ReadModel
 from holdfast.web.reading.runners import DEAD, Roster, running_of
 
 _TITLES = ("id", "state", "host", "pid", "version", "running", "queues", "tags", "services", "heartbeat", "workers")
-RunnerId = Annotated[str, Argument(metavar="ID", help="The runner, or the beginning of its id.")]
+RunnerId = Annotated[str, Argument(metavar="ID", help="The runner, or the beginning or end of its id.")]
 
 
 @command()

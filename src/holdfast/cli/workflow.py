@@ -31,7 +31,7 @@ _LONGEST_VALUE = 60  # of an argument or a result in a list
 _STEP_TITLES = ("call", "status", "attempt", "start", "took", "what")
 _EVENT_TITLES = ("cursor", "time", "event", "call", "what")
 
-RunId = Annotated[str, Argument(metavar="ID", help="The run, or the beginning of its id.")]
+RunId = Annotated[str, Argument(metavar="ID", help="The run, or the beginning or end of its id.")]
 StepId = Annotated[str, Argument(metavar="STEP", help="A call of its body: charge#2, pack@key, wait#1.")]
 
 

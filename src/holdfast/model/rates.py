@@ -346,8 +346,8 @@ change_in = entry_reader(LimitChange, CHANGE, named="limit change", check=_check
 
 
 def shown_key(key: str) -> str:
-    """Return the key of a rate for people: the name, and the beginning of the digest if it has one."""
-    name, _, digest = key[1:].partition("|")
+    """Return the key of a limit or rate for people: the name, and the beginning of the digest if it has one."""
+    name, _, digest = key.removeprefix(_MARK).partition("|")
     return f"{name}|{digest[:8]}" if digest else name
 
 

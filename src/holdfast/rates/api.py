@@ -217,15 +217,20 @@ class LimitAccess:
             rate_of(rate or "1/s", burst)
         if not self._runtime.tasks:
             return
+        self.refuse_unknown(name)
         tasks = self._by_name()
-        if name not in tasks:
-            near = difflib.get_close_matches(name, tasks, n=1) or [each for each in tasks if each.endswith(f":{name}")]
-            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(tasks)) or 'none'}"
-            raise UsageError(f"no task or shared rate '{name}' declares a limit or a rate; {hint}")
         if limit is not None and not any(task.limit is not None and task.name == name for task in tasks[name]):
             raise UsageError(f"'{name}' declares no limit, so its calls take no slots: declare limit= first")
         if (rate is not None or burst is not None) and not any(_has_rate(task, name) for task in tasks[name]):
             raise UsageError(f"'{name}' declares no rate, so its calls have no key for one: declare rate= first")
+
+    def refuse_unknown(self, name: str) -> None:
+        """Raise `UsageError` for a name that declares neither a limit nor a rate, as far as the code is known."""
+        if not self._runtime.tasks or name in (tasks := self._by_name()):
+            return
+        near = difflib.get_close_matches(name, tasks, n=1) or [each for each in tasks if each.endswith(f":{name}")]
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(tasks)) or 'none'}"
+        raise UsageError(f"no task or shared rate '{name}' declares a limit or a rate; {hint}")
 
     async def _move_up(self, engine: Engine, name: str) -> None:
         """Let calls that are due at a later start of the old rate be looked at when all runners know the new one."""

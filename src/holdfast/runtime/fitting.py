@@ -240,7 +240,7 @@ def _unconstrained(value: Any, hint: Any, path: str) -> Misfit | None:
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        return Misfit(path, value, f"another: {error}")
+        return Misfit(path, value, str(error).removeprefix("Expected ").replace("`", ""))
     return None
 
 

@@ -36,6 +36,7 @@ from holdfast.settings import Settings
 from holdfast.showing import at_least, error_text, moment
 from holdfast.store.contract import EntryOrder, Filter, Finding, Order, Store
 from holdfast.web.documents import Document
+from holdfast.web.reading.apps import names_in
 from holdfast.web.reading.queues import MOST_COUNTED
 from holdfast.web.rules import is_loopback
 
@@ -114,9 +115,13 @@ class DiagnosisReading:
     async def _work(self) -> list[Symptom]:
         engine = await self._runtime.engine()
         roster, now = await engine.store.roster(engine.app), engine.store.now()
-        settings = self._runtime.settings
+        settings, apps = self._runtime.settings, await names_in(engine.store)
         alive = living(roster, now, settings.dead_after_seconds)
-        found = [_clock(self._runtime.clock.now() - now), *_runners(roster, alive, now, engine)]
+        found = [
+            _clock(self._runtime.clock.now() - now),
+            *_name(engine.app, apps),
+            *_runners(roster, alive, now, engine),
+        ]
         lanes = await engine.store.lanes(engine.app)
         found += _lanes(lanes, alive)
         found += await _owners(engine, {each.id for each in roster}, {each.id for each in alive})
@@ -126,6 +131,12 @@ class DiagnosisReading:
         if not any(each.subject.startswith(stuck) for each in found):
             found.append(Symptom("stuck work", OK, "none: no call waits for what is not there"))
         return found
+
+
+def _name(app: str, apps: Sequence[str]) -> Iterator[Symptom]:
+    if apps and app not in apps:
+        detail = f"the store has nothing of an app '{app}'; it has: {', '.join(apps)}"
+        yield Symptom("name", HINT, detail, f"unless '{app}' is new, name one of them: --name {apps[0]}")
 
 
 _BY_OPENING = ("schema", "index", "integrity")

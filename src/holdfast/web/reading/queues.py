@@ -89,10 +89,11 @@ class QueueReading:
     async def limit(self, name: str) -> WholeLimit:
         """Return one limit or rate, with the first of its keys for which calls wait."""
         found = {each.name: each for each in (await self.limits()).limits}
-        keys = await self._runtime.arun(self._keys(name))
+        keys = await self._runtime.arun(self.keys(name))
         return WholeLimit(found.get(name), name, keys, await self._limits.aallowances(name, limit=_KEYS))
 
-    async def _keys(self, name: str) -> Sequence[LimitKey]:
+    async def keys(self, name: str) -> Sequence[LimitKey]:
+        """Return the first keys of a limit for which calls wait. It runs on the engine's loop."""
         engine = await self._runtime.engine()
         waiting = await engine.store.waiting_keys(engine.app, ranges_of(name), _KEYS)
         keys = sorted(key for key in waiting if not is_rate_key(key) and task_of(key) == name)[:_KEYS]
@@ -119,6 +120,6 @@ def change_document(change: LimitChange | None) -> Document | None:
 
 def allowance_document(each: Allowance) -> Document:
     return fields(each) | {
-        "shown_key": shown_key(f"|{each.key}"),
+        "shown_key": shown_key(each.key),
         "last": [{"id": id, "at": moment(at)} for id, at in each.last],
     }

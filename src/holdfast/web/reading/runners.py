@@ -41,9 +41,10 @@ class Roster(NamedTuple):
         return "yes"
 
     def found(self, id: str) -> list[RunnerRecord]:
-        """Return the runner of that id; else all whose ids begin with it."""
+        """Return the runner of that id; else all whose ids begin with it, or else end with it."""
         whole = [runner for runner in self.runners if runner.id == id]
-        return whole or [runner for runner in self.runners if id and runner.id.startswith(id)]
+        begun = [runner for runner in self.runners if id and runner.id.startswith(id)]
+        return whole or begun or [runner for runner in self.runners if id and runner.id.endswith(id)]
 
     def document(self) -> Document:
         return {"runners": [self.document_of(runner) for runner in self.runners]}
