@@ -20,7 +20,7 @@ from tests.support.patience import eventually, patient
 from holdfast import App, UsageError
 from holdfast.codec import SizeLimits
 from holdfast.executors import processes
-from holdfast.executors.call import INTERRUPTED, Call, Crashed, Outcome, Raised, Returned, Unfit
+from holdfast.executors.call import INTERRUPTED, TOO_LATE, Call, Crashed, Outcome, Raised, Returned, Unfit
 from holdfast.executors.child_process import CLOSED
 from holdfast.executors.loop import LoopThread
 from holdfast.executors.processes import ProcessExecutor
@@ -260,6 +260,22 @@ def test_a_child_that_dies_idle_costs_no_call(rig: Rig) -> None:
     os.kill(before, signal.SIGKILL)
     eventually(lambda: gone(before), "it was killed")
     assert rig.value(crew.pid) != before
+
+
+def test_a_call_under_a_rate_begins_only_in_a_process_that_is_ready() -> None:
+    """Else it would begin together with calls whose starts come later."""
+    rig = Rig(1)
+
+    def outcome(number: int, begin_within: float) -> Outcome:
+        return rig.start(rig.call(crew.echo, number)._replace(begin_within=begin_within))[0].result(PATIENCE_SECONDS)
+
+    try:
+        assert outcome(1, 0.0) is TOO_LATE
+        assert decoded(outcome(2, 0.0)) == 2, "its process is ready by now"
+        assert isinstance(rig.outcome(crew.die, 3), Crashed)
+        assert decoded(outcome(3, PATIENCE_SECONDS)) == 3, "its start comes so seldom that it may wait"
+    finally:
+        rig.close()
 
 
 def test_no_process_to_be_had_is_said_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

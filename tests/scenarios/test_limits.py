@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scenarios import workshop
 from tests.support.patience import eventually, patient
 
 from holdfast import App, Invocation, Status
 from holdfast.errors import InvocationRefused
+from holdfast.executors.call import TOO_LATE
 from holdfast.runtime.limits import FRESH_SECONDS, Limits
 
 PATIENCE = patient(30.0)
@@ -470,3 +472,16 @@ def test_a_change_of_the_rate_leaves_a_burst_that_was_given(url: str) -> None:
         assert bursts() == (3, 7)
         app.limits.clear("plain")
         assert bursts() == (3, 10)
+
+
+# --- rates and processes
+
+
+def test_a_call_whose_process_was_not_ready_takes_another_start(workshop_app: App) -> None:
+    task = workshop_app.task(executor="process", rate="1000/s", burst=1, at_most_once=True)(workshop.chatty)
+    with workshop_app.runner(concurrency=1):
+        call = task.submit(1)
+        call.result(timeout=PATIENCE)
+    assert call.record().attempt == 1
+    assert [line.why for line in call.history() if line.status == "rerouted"] == [TOO_LATE.how]
+    assert workshop_app.limits.allowances(task.name)[0].taken == 2

@@ -59,6 +59,7 @@ class Call(NamedTuple):
     notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
     around: CallAround | None = None  # middleware and resources
     span: CallSpan | PassedSpan | None = None  # in which its code runs
+    begin_within: float | None = None  # seconds in which a new process has to be ready; else the call is `TOO_LATE`
     outer: Call | None = None  # the call whose code tries this one in its thread or loop: see `holdfast.around.here`
 
 
@@ -125,6 +126,7 @@ class LetGo(NamedTuple):
 Outcome = Returned | Raised | Deferred | Unfit | Interrupted | Crashed | LetGo
 INTERRUPTED = Interrupted()
 NOT_BEGUN = Interrupted("its code had not begun")
+TOO_LATE = Interrupted("its process was not ready when its start under a rate came")
 STOPPED = Interrupted("the runner stopped")  # while a cancelled call had time to end by itself
 
 

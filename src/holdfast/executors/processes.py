@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.codec import Payload
 from holdfast.executors.begun import BegunCalls
-from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, Call, Crashed, Outcome, Unfit
+from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, TOO_LATE, Call, Crashed, Outcome, Unfit
 from holdfast.executors.child import (
     CANCEL,
     SOFT_TIMEOUT,
@@ -52,7 +52,7 @@ from holdfast.executors.child_process import (
 )
 from holdfast.executors.chunks import Outgoing, is_over
 from holdfast.executors.context import Context
-from holdfast.executors.declared import Unreachable, address_of
+from holdfast.executors.declared import Address, Unreachable, address_of
 from holdfast.executors.local import Deliver, Executor, OutcomeBatch
 from holdfast.executors.notes import Noted
 from holdfast.executors.waiting import Wait, WorkerPort
@@ -169,8 +169,9 @@ class ProcessExecutor(Executor):
     def _main(self) -> None:
         slot = _Slot(self._news, self._telemetry, self._calls_per_process, self._with_hooks)
         while (call := self._next(slot)) is not None:
-            may_begin = self._begun is None or self._begun.begin(call.mark, call.ticket)
-            outcome = slot.run(call) if may_begin else NOT_BEGUN
+            is_in_time = slot.is_in_time(call)
+            may_begin = is_in_time and (self._begun is None or self._begun.begin(call.mark, call.ticket))
+            outcome = slot.run(call) if may_begin else NOT_BEGUN if is_in_time else TOO_LATE
             if self._begun is not None:
                 self._begun.over(call.mark)
             with self._news:
@@ -236,11 +237,28 @@ class _Slot:
         if self._child is not None:
             self._child.kill()
 
+    def is_in_time(self, call: Call) -> bool:
+        """Let a new child find the code of a call under a rate. Return False if that has taken longer than the call may
+        wait: it would begin together with calls whose starts come later.
+        """
+        if call.begin_within is None or self._child is not None or self._calls_per_process is not None:
+            return True
+        since = time.monotonic()
+        with contextlib.suppress(Exception):  # `run` meets it again, and tells
+            address, with_hooks = self._found_by(call)
+            question = Question(call.key, address, call.limits, [], with_hooks, only_finds=True)
+            self._asked(question, [b""]).receive_answer(lambda said, parts: None)
+        return self.interrupted or time.monotonic() - since <= call.begin_within
+
+    def _found_by(self, call: Call) -> tuple[Address, bool]:
+        """Return where a child finds the code of a call, and whether it needs the app's hooks."""
+        address = address_of(call.task, call.function, call.codec)
+        return address, self._with_hooks or (call.around is not None and call.around.injects)
+
     def run(self, call: Call) -> Outcome:
         """Run a call in the child. Whatever happens is an outcome."""
         try:
-            address = address_of(call.task, call.function, call.codec)
-            with_hooks = self._with_hooks or (call.around is not None and call.around.injects)
+            address, with_hooks = self._found_by(call)
             question, parts = question_of(call, address, with_hooks=with_hooks)
             call.payloads.clear()  # they are in `parts`, and go when they are sent
             child = self._asked(question, parts)

@@ -35,7 +35,18 @@ from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavail
 from holdfast.executors import context
 from holdfast.executors.around import CallAround, CallsAround
 from holdfast.executors.begun import BegunCalls
-from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, STOPPED, Call, Interrupted, LetGo, Outcome, Raised, Unfit
+from holdfast.executors.call import (
+    INTERRUPTED,
+    NOT_BEGUN,
+    STOPPED,
+    TOO_LATE,
+    Call,
+    Interrupted,
+    LetGo,
+    Outcome,
+    Raised,
+    Unfit,
+)
 from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import cancelled, deadline_in
 from holdfast.executors.declared import Unreachable, address_of
@@ -304,7 +315,9 @@ class RunningCalls:
 
     def _limited(self, call: Call, record: InvocationRecord) -> Call:
         """Return the call with the time limits of its terms; it is watched, if there are any."""
-        terms = record.terms
+        terms, rate = record.terms, self._worker.tasks[record.task].rate
+        if rate is not None and terms.rate_key is not None:
+            call = call._replace(begin_within=rate.guard + rate.interval)
         if record.id in self.abandoned:
             self._keys[record.id] = key = f"{record.id}~{record.epoch}"
             call = call._replace(key=key)
@@ -362,7 +375,7 @@ class RunningCalls:
             self.records[id] = msgspec.structs.replace(record, has_streams=True)
 
     def _take(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
-        ended, not_begun, now = [], list[InvocationRecord](), _loop_time()
+        ended, not_begun, now = [], dict[str, list[InvocationRecord]](), _loop_time()
         for key, outcome in outcomes:
             id = key
             if self._spans:
@@ -393,13 +406,13 @@ class RunningCalls:
                 continue
             if self._stopper.watched and id in self._stopper.watched:
                 outcome = self._stopper.ended(record, outcome)
-            if outcome is NOT_BEGUN and record.status is Status.RUNNING:
-                not_begun.append(record)
+            if (outcome is NOT_BEGUN or outcome is TOO_LATE) and record.status is Status.RUNNING:
+                not_begun.setdefault(_BLOCKED if outcome is NOT_BEGUN else TOO_LATE.how, []).append(record)
                 continue
             ended.append(Ended(record, outcome, now - began))
-        if not_begun:
-            self._worker.count_started(-len(not_begun))
-            self._worker.hand_back(not_begun, _BLOCKED)
+        for why, records in not_begun.items():
+            self._worker.count_started(-len(records))
+            self._worker.hand_back(records, why)
         self._worker.end(ended)
 
     def _end_span(self, key: str, outcome: Outcome) -> Outcome:
@@ -541,7 +554,8 @@ class CallStopper:
             return Interrupted(_FORCED if is_forced else "")
         if is_asked and isinstance(outcome, Interrupted) and not outcome.how:
             return Interrupted(_FORCED) if is_forced else STOPPED
-        if is_late and not is_asked and isinstance(outcome, Interrupted | Raised) and outcome is not NOT_BEGUN:
+        began = outcome is not NOT_BEGUN and outcome is not TOO_LATE
+        if is_late and not is_asked and isinstance(outcome, Interrupted | Raised) and began:
             return timed_out(record, self._codec)
         return outcome
 
