@@ -272,6 +272,11 @@ class Submittable(Generic[P, R]):
         return NextCall(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
 
     @property
+    def has_session(self) -> bool:
+        """Return whether its calls are stored in a transaction of their caller."""
+        return self._options.session is not None
+
+    @property
     def _passed_on(self) -> str:
         return next(iter(self._names), "")
 

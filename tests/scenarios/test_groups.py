@@ -216,6 +216,8 @@ def test_a_chain_with_a_key_is_stored_once(here: App) -> None:
     assert again.result() == 1
     with pytest.raises(KeyTaken, match="other calls follow"):
         chain(shop.add.options(key="one").s(1), shop.tell).submit()
+    with pytest.raises(KeyTaken, match="other calls follow"):
+        chain(shop.add.options(key="one").s(1), shop.add).on_error(shop.tell).submit()
 
 
 def test_a_timeout_says_what_the_chain_waits_for(app: App) -> None:
@@ -246,6 +248,7 @@ def test_a_timeout_says_what_the_chain_waits_for(app: App) -> None:
         (lambda shop: group([shop.add.s(1)], on_failure="stop"), "'continue' or 'cancel'"),
         (lambda shop: group([]).submit(), "without calls"),
         (lambda shop: group([shop.add.options(key="k").s(1)]).submit(), "has a key"),
+        (lambda shop: group([shop.add.options(session=object()).s(1)]).submit(), "not stored in your transaction"),
         (lambda shop: group([shop.add.s(1)], common_args={"x": 1}).submit(), "multiple values"),
         (lambda shop: group([shop.add.s(x=1)], common_args={"x": 1}).submit(), "give it once"),
         (lambda shop: group([shop.add.s(1)], common_args=[1]).submit(), "dict of keyword"),

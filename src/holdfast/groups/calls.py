@@ -45,6 +45,8 @@ class AnySubmittable(Protocol):
     def runtime(self) -> AppRuntime: ...
     @property
     def definition(self) -> TaskDefinition: ...
+    @property
+    def has_session(self) -> bool: ...
     def s(self, *args: Any, **kwargs: Any) -> TaskCall[Any]: ...
     def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> NextCall: ...
     def prepared(
@@ -171,8 +173,12 @@ class Chain(Composed, Generic[R]):
         """Raise `KeyTaken` if the stored call is followed by others."""
         (found,) = await get_all(engine.store, engine.app, [id])
         ours, theirs = self.follow(engine) or Follow(), found.terms.follow or Follow()
-        if [link.call.task for link in ours.rest] != [link.call.task for link in theirs.rest]:
+        if _tasks_of(ours) != _tasks_of(theirs):
             raise KeyTaken(f"the key of {found.task} belongs to {id}, which other calls follow: use another key")
+
+
+def _tasks_of(follow: Follow) -> list[str]:
+    return [link.call.task for link in (*follow.rest, *([follow.on_error] if follow.on_error else ()))]
 
 
 class Group(Composed, Generic[R]):
@@ -260,6 +266,11 @@ class Group(Composed, Generic[R]):
         members = []
         ids = rules.member_ids(record.id, 0, record.size)
         for id, call in zip(ids, self.calls, strict=True):
+            if call.task.has_session:
+                raise UsageError(
+                    f"{call!r:.200} has session=, and a group is not stored in your transaction: submit it after the "
+                    "commit, or use map() in the transaction"
+                )
             member, new = call.task.prepared(engine, call.args, merged(self._common, call.kwargs), seen, shared)
             _refuse_shared_names(member)
             payloads.update((payload.digest, payload) for payload in new)
