@@ -22,6 +22,7 @@ from holdfast.model.changes import Change, Verdict
 from holdfast.model.limits import Limit
 from holdfast.model.records import PLAIN, InvocationRecord, Serves, registered
 from holdfast.model.status import Status
+from holdfast.runtime import waits
 from holdfast.runtime.app_runtime import explained
 from holdfast.runtime.waiting import held
 from holdfast.runtime.waits import place_for
@@ -191,6 +192,32 @@ def test_a_child_goes_before_others_of_its_priority_and_not_before_higher_ones()
         assert family.lines[:2] == ["urgent", "child"]
         assert family.lines.index("parent") < family.lines.index("other 1"), "before more new work"
         assert family.most == 1
+        await end(family, worker)
+
+    virtually(scenario)
+
+
+def test_all_children_go_before_others_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "MAX_LOOKED_AT", 8)
+
+    async def scenario(family: Family) -> None:
+        async def parent() -> None:
+            await asyncio.sleep(1)  # meanwhile others are submitted
+            await family.wait(*[await family.child("work", "child") for _ in range(60)])
+            family.lines.append("parent")
+
+        async def work(name: str) -> None:
+            family.lines.append(name)
+            await asyncio.sleep(0.2)
+
+        ids = [await family.child("parent")]
+        worker = await family.start(parent, work)
+        await family.until(ids[0], Status.RUNNING)
+        ids += [await family.child("work", "other") for _ in range(100)]
+        await family.end(*ids)
+        before = family.lines[: family.lines.index("parent")]
+        assert before.count("child") == 60
+        assert before.count("other") <= 6
         await end(family, worker)
 
     virtually(scenario)

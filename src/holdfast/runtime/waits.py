@@ -23,6 +23,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from holdfast.crashpoints import crashpoint
@@ -34,7 +35,7 @@ from holdfast.ids import InvocationId
 from holdfast.model import changes
 from holdfast.model.changes import IN_LINE, WORKING, Applied, Change, MoveUp, Verdict, WaitNote
 from holdfast.model.records import MAX_WAITED, InvocationRecord, Waiting, work_hint
-from holdfast.model.status import AVAILABLE, Status
+from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.model.waits import Need, find_circle, path_in_words, paused, resumed
 from holdfast.runtime.definition import ExecutorKind
 from holdfast.runtime.engine import Engine
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 0.02  # a shorter wait is not written down
 CROWDED_SECONDS = 0.002  # likewise, while others wait for the slot
 AGAIN_SECONDS = 2.0  # after a look that found a circle, or work that waits for a claim
+SOON_SECONDS = 0.25  # at least, while what a look has moved up ends before the next one
 LATER_SECONDS = 10.0  # after a look that found that all is well
-MAX_LOOKED_AT = 500  # ids of a wait, and invocations on the way round a circle
+MAX_LOOKED_AT = 500  # open ids of a wait, and invocations on the way round a circle
 _BEFORE = 0.001  # seconds: ahead of what fell due at the same time
 _FAR = 86_400.0  # ahead of work that may be older than what waits
 _BOUNDS = {ExecutorKind.THREAD: "waiting_threads", ExecutorKind.LOOP: "waiting_coroutines"}
@@ -66,6 +68,8 @@ class _Waiting:
         self.record = record
         self.kind = kind
         self.waits: list[Wait] = []
+        self.over: set[InvocationId] = set()  # of what it waits for: it was seen to have ended
+        self.again = SOON_SECONDS / 2
         self.leaving = 0  # waits that are over, and whose code does not go on yet
         self.timer: asyncio.TimerHandle | None = None
         self.executor: Executor | None = None
@@ -390,8 +394,7 @@ class WorkerWaits:
 
     async def _look(self, call: _Waiting, is_first: bool) -> float:
         """Refuse a circle, and move up what still waits for a claim. Return the seconds until the next look."""
-        ids = call.ids[:MAX_LOOKED_AT]
-        found = [record for record in await self._read(ids) if record is not None]
+        ids, found = await self._open(call)
         if circle := await self._circle(call, ids, found):
             waiters = [link.id for link in circle if link.limit_key is None]
             if not is_first or call.id == max(waiters):
@@ -403,7 +406,25 @@ class WorkerWaits:
         in_line = [record for record in found if record.status in IN_LINE and record.due_at <= now]
         if in_line:
             await self._move_up(call.record, in_line)
+        if len(ids) == MAX_LOOKED_AT:
+            return call.again
         return AGAIN_SECONDS if in_line else LATER_SECONDS
+
+    async def _open(self, call: _Waiting) -> tuple[list[InvocationId], list[InvocationRecord]]:
+        """Read the first ones of what the call waits for that have not ended. If many have since the last look, the
+        next one comes sooner.
+        """
+        call.again = min(2 * call.again, AGAIN_SECONDS)
+        while True:
+            ids = list(islice((id for id in call.ids if id not in call.over), MAX_LOOKED_AT))
+            found = [record for record in await self._read(ids) if record is not None]
+            if len(ids) < MAX_LOOKED_AT:
+                return ids, found
+            over = set(ids) - {record.id for record in found if record.status not in FINAL}
+            call.over |= over
+            if 2 * len(over) <= len(ids):
+                return ids, found
+            call.again = max(call.again / 4, SOON_SECONDS)
 
     async def _read(self, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         return await get_readable(self._engine.store, self._engine.app, ids)
