@@ -15,6 +15,7 @@ from tests.support.patience import patient
 
 from holdfast import App, InvocationCancelled, ResultTimeout, UsageError, chain, group
 from holdfast.errors import CallNotMade, InvocationNotFound, KeyTaken, StoreError
+from holdfast.groups import handles
 from holdfast.groups.calling import Caller
 from holdfast.groups.calls import GroupSubmit
 from holdfast.groups.records import KIND, GroupRecord, from_entry
@@ -300,6 +301,26 @@ def test_a_callback_for_results_fails_if_a_member_has(here: App) -> None:
     with pytest.raises(CallNotMade, match="1 of 2 calls of its group did not succeed"):
         here_result.result()
     assert [record.status for record in calls(here, shop.total)] == ["failed"]
+
+
+def test_a_callback_ends_as_the_chain_that_was_called(here: App) -> None:
+    shop = Shop(here)
+    long, short = chain(shop.tell, shop.tell.si("long"), shop.tell), shop.tell.s()
+    for then, on_error, result in ((long, short, None), (short, long, "long")):
+        callback: Any = group([shop.fail.s(1)]).then(then).on_error(on_error).submit().callback
+        told = callback.result(PATIENCE)
+        assert (told if result else told[0]["message"]) == (result or "no 1")
+
+
+def test_a_wait_for_what_is_not_called_any_more_ends(here: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "FIRST_LOOK_SECONDS", 0.01)
+    shop = Shop(here)
+    callback: Any = group([shop.add.s(1)]).on_error(shop.tell).submit().callback
+    with pytest.raises(CallNotMade, match="none of its calls has failed"):
+        callback.result(PATIENCE)
+    run: Any = chain(shop.add.s(1), shop.fail, shop.add, shop.add).submit()
+    with pytest.raises(ValueError, match="no 1"):
+        run.links[2].result(PATIENCE)
 
 
 def test_an_empty_group_calls_back_at_once(app: App) -> None:

@@ -401,7 +401,7 @@ def callback_of(runtime: AppRuntime, record: GroupRecord) -> Any:
     if link is None:
         return None
     follow = link.call.terms.follow
-    return handle_of(runtime, rules.done_id(record.id), 1 + (0 if follow is None else len(follow.rest)))
+    return handle_of(runtime, rules.done_id(record.id), 1 + (0 if follow is None else len(follow.rest)), record.id)
 
 
 def common_given(given: Mapping[str, object] | None) -> Mapping[str, object]:

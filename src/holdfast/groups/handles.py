@@ -14,8 +14,9 @@ from holdfast.clock import format_duration
 from holdfast.groups import rules
 from holdfast.groups.calling import Caller, from_end
 from holdfast.groups.ends import EndReader
+from holdfast.groups.service import Groups
 from holdfast.ids import InvocationId
-from holdfast.invocation import Handle, Invocation, asking, cancelled_all, end_of, outcome_of, overdue, patience
+from holdfast.invocation import End, Handle, Invocation, asking, cancelled_all, end_of, outcome_of, overdue, patience
 from holdfast.model.records import Cancellation, InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
@@ -24,14 +25,58 @@ from holdfast.runtime.wait import get_all, get_readable
 from holdfast.runtime.waiting import await_, wait
 
 R = TypeVar("R", covariant=True)
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 8.0  # whether what is waited for is not called any more
 _PAGE = 500
 
 
 class ExpectedInvocation(Invocation[R]):
     """A call that follows others: it is stored when they have ended. `result` waits for that, too."""
 
-    __slots__ = ()
+    __slots__ = ("_group", "_last")
     _is_expected = True
+
+    def __init__(self, runtime: AppRuntime, id: str, *, last: InvocationId | None = None, group: str | None = None):
+        super().__init__(runtime, id)
+        self._last = last  # the end of its chain: with that, it is not called any more
+        self._group = group  # that it follows
+
+    async def _end(self, timeout: float | None) -> End:
+        engine, until = await self._runtime.engine(), _Deadline(timeout)
+        (id,) = self._waited_for
+        end = await self._ended(engine, id, until)
+        if self._group is not None and end.terms.follow is not None and end.terms.follow.rest:
+            last = rules.link_id(self.id, len(end.terms.follow.rest))
+            end = await self._ended(engine, last, until)
+        return await end_of(engine, end)
+
+    async def _ended(self, engine: Engine, id: InvocationId, until: _Deadline) -> InvocationRecord:
+        """Return the final record, or that of the end of its chain if this link is never called."""
+        loop, pause = asyncio.get_running_loop(), FIRST_LOOK_SECONDS
+        while True:
+            end = until.on(loop)
+            left = None if end is None else max(0.0, end - loop.time())
+            patience = pause if left is None else min(pause, left)
+            ended = await engine.watcher.ends([id], patience, expected=True)
+            if not ended and (instead := await self._instead(engine, id)) is not None:
+                ended = await engine.watcher.ends([id], 0.0, expected=True) or {id: instead}
+            if ended:
+                return next(iter(ended.values()))
+            if left is not None and left <= pause:
+                raise errors.ResultTimeout(await self._overdue(engine, until.seconds))
+            pause = min(2 * pause, LONGEST_LOOK_SECONDS)
+
+    async def _instead(self, engine: Engine, id: InvocationId) -> InvocationRecord | None:
+        """Return how its chain has ended, if it has. Raises `CallNotMade` if its group is done without it."""
+        if self._last is not None and self._last != id:
+            (last,) = await get_readable(engine.store, engine.app, [self._last])
+            return last if last is not None and last.status in FINAL else None
+        if self._group is None or id != self.id:
+            return None
+        group = await engine.part(Groups).get(self._group)
+        if group is None or group.done_at is None or (await get_readable(engine.store, engine.app, [id]))[0]:
+            return None
+        why = "its submit has died" if group.abandoned else "none of its calls has failed"
+        raise errors.CallNotMade(f"nothing follows the group {group.id}: {why}", invocation_id=id)
 
     async def _overdue(self, engine: Engine, timeout: float | None) -> str:
         try:
@@ -49,8 +94,8 @@ class ChainInvocation(ExpectedInvocation[R]):
 
     __slots__ = ("size",)
 
-    def __init__(self, runtime: AppRuntime, first: str, size: int) -> None:
-        super().__init__(runtime, first)
+    def __init__(self, runtime: AppRuntime, first: str, size: int, *, group: str | None = None) -> None:
+        super().__init__(runtime, first, group=group)
         self.size = size
 
     def __repr__(self) -> str:
@@ -63,7 +108,7 @@ class ChainInvocation(ExpectedInvocation[R]):
 
     @property
     def links(self) -> list[ExpectedInvocation[Any]]:
-        return [ExpectedInvocation(self._runtime, id) for id in self.ids]
+        return [ExpectedInvocation(self._runtime, id, last=self.ids[-1]) for id in self.ids]
 
     @property
     def last(self) -> ExpectedInvocation[R]:
@@ -71,7 +116,7 @@ class ChainInvocation(ExpectedInvocation[R]):
 
     @property
     def _waited_for(self) -> list[InvocationId]:
-        return self.ids[-1:]
+        return self.ids[-1:] if self._group is None else [self.id]  # which of two calls follows it, is known later
 
     async def _record(self, engine: Engine) -> InvocationRecord:
         """Return the record of the link that the chain has come to."""
@@ -349,6 +394,6 @@ async def _atried(work: Coroutine[Any, Any, object], return_exceptions: bool) ->
         return error
 
 
-def handle_of(runtime: AppRuntime, id: str, size: int) -> ExpectedInvocation[Any]:
-    """Return the handle of a call that follows others, with so many links."""
-    return ChainInvocation(runtime, id, size) if size > 1 else ExpectedInvocation(runtime, id)
+def handle_of(runtime: AppRuntime, id: str, size: int, group: str) -> ExpectedInvocation[Any]:
+    """Return the handle of what follows a group, with so many links."""
+    return ChainInvocation(runtime, id, size, group=group) if size > 1 else ExpectedInvocation(runtime, id, group=group)
