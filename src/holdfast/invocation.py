@@ -76,6 +76,7 @@ class Invocation(Handle, Generic[R]):
         **dict.fromkeys(("state", "ready", "done", "is_done", "is_complete", "successful", "failed"), "status"),
         **dict.fromkeys(("revoke", "abort", "terminate"), "cancel()"),
         **dict.fromkeys(("info", "meta"), "progress()"),
+        **{word: f"task.s(…).{word}(…), and submit that" for word in ("then", "on_error")},
     }
     _is_expected = False  # it may not be stored yet
 

@@ -155,6 +155,7 @@ class InvocationGroup(Handle, Sequence[Invocation[R]]):
         **dict.fromkeys(("result", "get", "get_results", "wait", "join"), "results(timeout=…)"),
         **dict.fromkeys(("status", "state", "ready", "done", "is_done", "completed_count", "failed"), "counts()"),
         **dict.fromkeys(("revoke", "abort"), "cancel()"),
+        **{word: f"group([task.s(…), …]).{word}(…), and submit that" for word in ("then", "on_error")},
     }
 
     def __init__(

@@ -17,6 +17,7 @@ METHODS: Mapping[str, str] = {
         ("apply_async", "send_with_options", "schedule", "enqueue_in", "enqueue_at", "configure"), _OPTIONS
     ),
     **dict.fromkeys(("subtask", "signature", "message"), _CALL),
+    **{word: "{name}.s(…)." + word + "(…)" for word in ("then", "on_error")},
     **dict.fromkeys(("starmap", "chunks", "parallelize"), "{name}.map([…])"),
     "apply": "{name}(…), which calls the function here",
     "call_local": "{name}(…), which calls the function here",
@@ -65,9 +66,11 @@ CALLS: Mapping[str, str] = {
     **dict.fromkeys(("delay", "apply_async", "send", "run", "enqueue", "apply", "kiq"), "submit()"),
     **dict.fromkeys(("link", "add_completion_callback"), "then(…)"),
     **dict.fromkeys(("link_error", "error"), "on_error(…)"),
-    "set": "options of the task before its call: task.options(delay=…, queue=…).s(…)",
+    **dict.fromkeys(("result", "get"), "submit().result(…)"),
+    "results": "submit().results(…)",
+    **dict.fromkeys(("set", "options"), "options of the task before its call: task.options(delay=…, queue=…).s(…)"),
 }
-"""Methods of calls, chains and groups elsewhere."""
+"""Methods of calls, chains and groups elsewhere, or of ours at another place."""
 
 
 class Composed:
