@@ -10,6 +10,7 @@ import pytest
 from tests.cli.processes import Command
 
 from holdfast import App, chain, group
+from holdfast.groups.looking import Relative, drawn
 from holdfast.groups.rules import done_id, error_id
 
 
@@ -76,6 +77,18 @@ def test_show_draws_the_family(app: App, holdfast: Command) -> None:
     assert f"└─ shop:add {found[1].id} registered  ◀ this" in told
     assert f"{found.callback and found.callback.id} not called  follows the group" in told
     assert "family" in holdfast("show", app.get_task("shop:add").submit(1).id, "--json").json
+
+
+def test_show_draws_the_group_of_a_callback(app: App, holdfast: Command) -> None:
+    total = app.get_task("shop:total")
+    done: Any = group([]).then(chain(total, total)).submit()
+    told = holdfast("show", done.callback.id).out
+    assert f"group {done.id} done  of 0\nshop:total {done.callback.id} registered  link 1 of 2  ◀ this" in told
+
+
+def test_branches_go_on_below_what_stands_between() -> None:
+    lines = [Relative(depth=depth, id=str(depth), task="a", status="") for depth in (0, 1, 2, 1, 2)]
+    assert [branch for branch, _ in drawn(lines)] == ["", "├─ ", "│  └─ ", "└─ ", "   └─ "]
 
 
 def test_why_names_what_follows(app: App, holdfast: Command) -> None:

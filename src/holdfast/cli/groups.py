@@ -30,13 +30,20 @@ def groups(
 ) -> None:
     """List groups, newest first; or show or cancel one.
 
-    "ended" is how many members were seen to have ended, from the first on.
+    "ended" is how many members were seen to have ended, from the first on. It is not counted where nothing follows.
     """
     page = app.runtime.run(GroupReading(app.runtime).page(limit=limit, before=page_given(before)))
     found, now = page.groups, reach.time_of(app)
     out.document(page.document())
     rows = [
-        (each.id, f"{each.size:,}", state_of(each), f"{each.floor:,}", length(now - each.created_at), _callback(each))
+        (
+            each.id,
+            f"{each.size:,}",
+            state_of(each),
+            f"{each.floor:,}" if each.is_watched else "",
+            length(now - each.created_at),
+            _callback(each),
+        )
         for each in found
     ]
     out.table(("id", "calls", "state", "ended", "age", "callback"), rows, empty="no groups")

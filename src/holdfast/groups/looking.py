@@ -114,10 +114,12 @@ async def family_of(engine: Engine, record: InvocationRecord) -> Family:
     depth = len(lines)
     group = await engine.part(Groups).get(rules.group_of(record.id))
     if group is not None and group.size >= number_of(record.id) > 0:
-        lines.append(_group_line(group, record, depth))
+        lines.append(_group_line(group, f"member {number_of(record.id):,} of {group.size:,}", depth))
         depth += 1
+    elif (before := await _group_before(engine, record)) is not None:
+        lines.append(_group_line(before, f"of {before.size:,}", depth))
     chain = [line async for line in _chain(engine, record, depth)]
-    lines += chain or [_line(record, depth, "", is_self=True)]
+    lines += chain or [_line(record, depth, role_of(record) if group is None else "", is_self=True)]
     if group is not None and (callback := callback_id(group)) is not None:
         (found,) = await get_readable(engine.store, engine.app, [callback])
         link = group.then or group.on_error
@@ -133,6 +135,17 @@ async def family_of(engine: Engine, record: InvocationRecord) -> Family:
 
 def callback_id(group: GroupRecord) -> InvocationId | None:
     return None if group.then is None and group.on_error is None else rules.done_id(group.id)
+
+
+async def _group_before(engine: Engine, record: InvocationRecord) -> GroupRecord | None:
+    """Return the group that an invocation, or the chain that it is a link of, follows."""
+    id, first = rules.first_of(record), record
+    if id != record.id:
+        first = (await get_readable(engine.store, engine.app, [id]))[0] or record
+    origin = first.origin
+    if origin is None or origin.trigger or not origin.sources or origin.sources[0].kind != KIND:
+        return None
+    return await engine.part(Groups).get(origin.sources[0].id)
 
 
 async def _ancestors(engine: Engine, record: InvocationRecord) -> list[InvocationRecord]:
@@ -195,8 +208,7 @@ def role_of(record: InvocationRecord) -> str:
     return f"link 1 of {1 + len(follow.rest)}" if follow is not None and follow.rest else ""
 
 
-def _group_line(group: GroupRecord, record: InvocationRecord, depth: int) -> Relative:
-    role = f"member {number_of(record.id):,} of {group.size:,}"
+def _group_line(group: GroupRecord, role: str, depth: int) -> Relative:
     return Relative(depth=depth, id=group.id, task="group", status=state_of(group), role=role)
 
 
@@ -212,10 +224,11 @@ def state_of(group: GroupRecord) -> str:
 def drawn(lines: Sequence[Relative]) -> Iterator[tuple[str, Relative]]:
     """Yield each line with the branch that leads to it."""
     for number, line in enumerate(lines):
-        is_last = True
-        for later in lines[number + 1 :]:
-            if later.depth <= line.depth:
-                is_last = later.depth < line.depth
-                break
-        branch = "" if line.depth == 0 else "   " * (line.depth - 1) + ("└─ " if is_last else "├─ ")
-        yield branch, line
+        goes_on = [_goes_on(lines[number + 1 :], depth) for depth in range(1, line.depth + 1)]
+        branch = "".join("│  " if more else "   " for more in goes_on[:-1])
+        yield branch + ("".join("├─ " if more else "└─ " for more in goes_on[-1:])), line
+
+
+def _goes_on(later: Sequence[Relative], depth: int) -> bool:
+    """Return whether another line of this depth follows below the same one."""
+    return next((line.depth == depth for line in later if line.depth <= depth), False)
