@@ -581,7 +581,7 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
     engine.hook_receivers[WORLD] = functools.partial(_give_to_world, engine)
     engine.make_run_executor = WorkflowExecutor
     engine.chunks = engine.part(ChunkWriter)
-    engine.read_progress = read_progress
+    engine.read_progress, engine.read_waits = read_progress, WorldLooking(Looking()).waits_for
     engine.foreign = WorldRuns(engine)
     return engine
 

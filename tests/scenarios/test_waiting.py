@@ -15,8 +15,9 @@ from tests.scenarios import relatives
 from tests.support.patience import patient
 
 from holdfast import App, Invocation, InvocationGroup, Status
-from holdfast.errors import CircularWait
+from holdfast.errors import CircularWait, TaskFailed
 from holdfast.executors.waiting import only_waits
+from holdfast.runtime import waits
 
 PATIENCE = patient(30.0)
 SLOTS = 3
@@ -226,6 +227,40 @@ def test_a_circle_is_refused_and_its_path_is_told(app: App) -> None:
         told = top.result(PATIENCE)
     assert f"→ {top.id} (" in told
     assert "would wait for ever" in told
+
+
+@pytest.mark.parametrize("may_be_woken", [False, True])
+def test_a_circle_through_a_workflow_is_refused_unless_something_else_may_wake_it(
+    may_be_woken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "RUN_SECONDS", 0.1)
+    with App("memory://", name="shop", poll_interval_seconds=0.2) as app:
+
+        @app.workflow
+        async def order(n: int) -> str:
+            child = await pay.asubmit(n)
+            if not may_be_woken:
+                return await child
+            async with asyncio.timeout(1):
+                return await child
+
+        @app.task(limit=1)
+        def pay(n: int) -> str:
+            if n == 0:
+                return "paid"
+            try:
+                return order.submit(n - 1).result(PATIENCE)
+            except (CircularWait, TaskFailed, TimeoutError) as error:
+                return repr(error)
+
+        with app.runner(concurrency=2):
+            top = pay.submit(1)
+            told = top.result(PATIENCE)
+    if may_be_woken:
+        assert "TimeoutError" in told
+    else:
+        assert "would wait for ever" in told
+        assert ".order) → " in told
 
 
 def test_code_beside_a_wait_keeps_the_slot(tmp_path: Path) -> None:

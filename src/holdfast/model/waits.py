@@ -1,7 +1,7 @@
 """Waits of an invocation for others, and circles of waits, which can never end.
 
 An invocation whose code waits needs each invocation that it waits for. An invocation that waits for a slot of a limit
-needs one of the holders of that limit to end. All other invocations can go on by themselves. After these have ended,
+needs one of the holders of that limit to end, and a run of a workflow one of those that it waits for. All other invocations can go on by themselves. After these have ended,
 an invocation that still cannot go on stands in a circle or behind one.
 """
 
@@ -32,8 +32,8 @@ def resumed(record: InvocationRecord, *, operation: str, at: float) -> Change:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invocation needs to go on: the end of each of those that its code waits for, or of one of the holders of
-    the slots of a limit key.
+    """What an invocation needs to go on: the end of each of those that its code waits for (`awaited`), or of one of the
+    holders of the slots of a limit key, or of the children of a run (`holders`).
     """
 
     task: str

@@ -18,6 +18,7 @@ from holdfast.clock import Clock
 from holdfast.codec import Codec, SizeLimits
 from holdfast.ids import Ids, InvocationId
 from holdfast.model.changes import Change, Verdict
+from holdfast.model.explain import RunWait
 from holdfast.model.names import core_app, is_core
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
@@ -85,6 +86,9 @@ id in the run, the payload, and an id under which it is given once.
 ReadProgress = Callable[["Engine", InvocationRecord], Awaitable[int]]
 """Returns the epoch in which a run last came further, by its log; 0: never."""
 
+ReadWaits = Callable[["Engine", InvocationRecord], Awaitable[Sequence[RunWait]]]
+"""Returns what a run waits for, by its log."""
+
 
 class Engine:
     def __init__(
@@ -111,6 +115,7 @@ class Engine:
         self.hub = Hub(telemetry)
         self.make_run_executor: MakeRunExecutor | None = None
         self.read_progress: ReadProgress | None = None
+        self.read_waits: ReadWaits | None = None
         self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
         self.foreign: Any = None  # `holdfast.runtime.foreign.ForeignRuns`

@@ -52,6 +52,7 @@ LINGER_SECONDS = 0.02  # a shorter wait is not written down
 CROWDED_SECONDS = 0.002  # likewise, while others wait for the slot
 AGAIN_SECONDS = 2.0  # after a look that found a circle, or work that waits for a claim
 SOON_SECONDS = 0.25  # at least, while what a look has moved up ends before the next one
+RUN_SECONDS = 4.0  # after a look that found a run of a workflow: a circle through it closes when it is suspended
 LATER_SECONDS = 10.0  # after a look that found that all is well
 MAX_LOOKED_AT = 500  # open ids of a wait, and invocations on the way round a circle
 _BEFORE = 0.001  # seconds: ahead of what fell due at the same time
@@ -408,7 +409,9 @@ class WorkerWaits:
             await self._move_up(call.record, in_line)
         if len(ids) == MAX_LOOKED_AT:
             return call.again
-        return AGAIN_SECONDS if in_line else LATER_SECONDS
+        if in_line:
+            return AGAIN_SECONDS
+        return RUN_SECONDS if any(record.run is not None for record in found) else LATER_SECONDS
 
     async def _open(self, call: _Waiting) -> tuple[list[InvocationId], list[InvocationRecord]]:
         """Read the first ones of what the call waits for that have not ended. If many have since the last look, the
@@ -457,6 +460,8 @@ class WorkerWaits:
         """Return what an invocation needs to go on; None if it can by itself."""
         if (waiting := record.awaited) is not None:
             return Need(task=record.task, awaited=waiting.ids)
+        if record.status is Status.SUSPENDED:
+            return await self._need_of_run(record)
         key = record.limit_key
         if key is None or record.status not in IN_LINE:
             return None
@@ -470,6 +475,16 @@ class WorkerWaits:
         if limit is not None and len(holders) < limit.max_running:
             return None
         return Need(task=record.task, holders=tuple(holder.id for holder in holders), limit_key=key)
+
+    async def _need_of_run(self, record: InvocationRecord) -> Need | None:
+        """Return the children that a run waits for; None if something else may wake it, or has since it was read."""
+        if (read := self._engine.read_waits) is None or record.wake_at is not None:
+            return None
+        children = [InvocationId(wait.child) for wait in await read(self._engine, record)]
+        (now,) = await self._read([record.id])
+        if not children or not all(children) or now is None or now.version != record.version:
+            return None
+        return Need(task=record.task, holders=tuple(children))
 
 
 def place_for(child: InvocationRecord, parent: InvocationRecord) -> float:
