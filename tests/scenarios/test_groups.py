@@ -312,6 +312,20 @@ def test_a_callback_ends_as_the_chain_that_was_called(here: App) -> None:
         assert (told if result else told[0]["message"]) == (result or "no 1")
 
 
+def test_a_member_that_is_removed_is_an_error_among_the_results(app: App) -> None:
+    shop = Shop(app)
+    found = group([shop.add.s(n) for n in range(3)]).submit()
+    with app.runner(concurrency=2):
+        found.results(PATIENCE)
+    app.purge([found[1].id])
+    again = app.group(found.id or "")
+    first, gone, last = again.results(PATIENCE, return_exceptions=True)
+    assert (first, type(gone), last) == (0, InvocationNotFound, 2)
+    with pytest.raises(InvocationNotFound):
+        again.results(PATIENCE)
+    assert again.counts() == {"success": 2}
+
+
 def test_a_wait_for_what_is_not_called_any_more_ends(here: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handles, "FIRST_LOOK_SECONDS", 0.01)
     shop = Shop(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 from collections import Counter
@@ -21,12 +22,13 @@ from holdfast.model.records import Cancellation, InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.wait import get_all, get_readable
+from holdfast.runtime.wait import get_all, get_readable, missing
 from holdfast.runtime.waiting import await_, wait
 
 R = TypeVar("R", covariant=True)
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 8.0  # whether what is waited for is not called any more
 _PAGE = 500
+_UNREADABLE = (errors.InvocationNotFound, errors.CorruptRecord)
 
 
 class ExpectedInvocation(Invocation[R]):
@@ -212,14 +214,15 @@ class InvocationGroup(Handle, Sequence[Invocation[R]]):
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
         until = _Deadline(timeout)
         if progress and sys.stderr.isatty():
-            return self._results_with_bar(until, return_exceptions)
-        ends = wait(self._runtime, self.ids, self._all(until))
+            with contextlib.suppress(*(_UNREADABLE if return_exceptions else ())):
+                return self._results_with_bar(until, return_exceptions)
+        ends = wait(self._runtime, self.ids, self._all(until, return_exceptions))
         return [_tried(lambda each=each: self._outcome(each, ends), return_exceptions) for each in self]  # type: ignore[misc]
 
     async def aresults(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[Any]:
         if running_body.life is not None:
             return [await _atried(each.aresult(timeout), return_exceptions) for each in self]
-        ends = await await_(self._runtime, self.ids, self._all(_Deadline(timeout)))
+        ends = await await_(self._runtime, self.ids, self._all(_Deadline(timeout), return_exceptions))
         return [_tried(lambda each=each: self._outcome(each, ends), return_exceptions) for each in self]  # type: ignore[misc]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
@@ -232,23 +235,43 @@ class InvocationGroup(Handle, Sequence[Invocation[R]]):
     def _outcome(self, invocation: Invocation[R], ends: Mapping[str, Callable[[], object]]) -> object:
         return ends[invocation.id]()
 
-    async def _all(self, until: _Deadline) -> dict[str, Callable[[], object]]:
+    async def _all(self, until: _Deadline, return_exceptions: bool) -> dict[str, Callable[[], object]]:
         """Wait for all ends. Return for each what returns its result, or raises its error."""
         engine = await self._runtime.engine()
-        fresh = bool(self._invocations) and all(invocation.is_fresh for invocation in self)
         ends: dict[str, Callable[[], object]] = {}
-        if len(self) <= _PAGE:
-            ended = await engine.watcher.ends(self.ids, until.left(), fresh=fresh)
-            await self._take(engine, list(ended.values()), ends)
-        else:
-            reader = EndReader(engine, self.ids)
-            try:
-                while more := await reader.more(until.on(asyncio.get_running_loop())):
-                    await self._take(engine, more, ends)
-            finally:
-                reader.close()
+        try:
+            await self._wait(engine, self.ids, until, ends)
+        except _UNREADABLE:
+            if not return_exceptions:
+                raise
+            there = [record.id async for record in self._readable(engine)]
+            for id in set(self.ids) - set(there):
+                ends[id] = functools.partial(_raise, await missing(engine.store, engine.app, id))
+            await self._wait(engine, there, until, ends)
         await self._refuse_missing(engine, ends, until)
         return ends
+
+    async def _wait(
+        self, engine: Engine, ids: Sequence[InvocationId], until: _Deadline, ends: dict[str, Callable[[], object]]
+    ) -> None:
+        fresh = bool(self._invocations) and all(invocation.is_fresh for invocation in self)
+        if len(ids) <= _PAGE:
+            ended = await engine.watcher.ends(ids, until.left(), fresh=fresh)
+            await self._take(engine, list(ended.values()), ends)
+            return
+        reader = EndReader(engine, ids)
+        try:
+            while more := await reader.more(until.on(asyncio.get_running_loop())):
+                await self._take(engine, more, ends)
+        finally:
+            reader.close()
+
+    async def _readable(self, engine: Engine) -> AsyncIterator[InvocationRecord]:
+        """Yield the members that are stored and can be read."""
+        for start in range(0, len(self), _PAGE):
+            for record in await get_readable(engine.store, engine.app, self.ids[start : start + _PAGE]):
+                if record is not None:
+                    yield record
 
     async def _take(
         self, engine: Engine, ended: Iterable[InvocationRecord], ends: dict[str, Callable[[], object]]
@@ -282,11 +305,13 @@ class InvocationGroup(Handle, Sequence[Invocation[R]]):
 
     @blocking
     async def counts(self, engine: Engine) -> Mapping[Status, int]:
-        """Return how many of them have each status. A member that has ended is read once."""
+        """Return how many of them have each status. A removed one counts as none."""
         open_ids = [id for id in self.ids if id not in self._ended]
         counts = Counter(self._ended.values())
         for start in range(0, len(open_ids), _PAGE):
-            for record in await get_all(engine.store, engine.app, open_ids[start : start + _PAGE]):
+            for record in await get_readable(engine.store, engine.app, open_ids[start : start + _PAGE]):
+                if record is None:
+                    continue
                 counts[record.status] += 1
                 if record.status in FINAL:
                     self._ended[record.id] = record.status
@@ -375,6 +400,10 @@ class _Deadline:
         if self.seconds is not None and self._at is None:
             self._at = loop.time() + self.seconds
         return self._at
+
+
+def _raise(error: Exception) -> object:
+    raise error
 
 
 def _tried(work: Callable[[], object], return_exceptions: bool) -> Any:
