@@ -249,7 +249,9 @@ class Submittable(Generic[P, R]):
     def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> NextCall:
         """Return a call as it is stored to follow others. With `takes`, its first argument comes from them."""
         if self.definition.unique:
-            raise UsageError(f"{self.name} is declared unique, and a call that follows others must not be left out")
+            raise UsageError(
+                f"{self.name} has unique=, debounce= or throttle=, and a call that follows others must not be left out"
+            )
         self._refuse_options("a call that follows others has", but="delay")
         whole = (None, *args) if takes else args
         self._check(whole, kwargs, takes=takes)

@@ -62,6 +62,10 @@ class Shop:
         def fail(x: int = 0) -> int:
             raise ValueError(f"no {x}")
 
+        @app.task(throttle="1h")
+        def rare(x: int) -> int:
+            return x
+
         @app.task
         def tell(about: Any) -> Any:
             self.said.append(about)
@@ -81,7 +85,7 @@ class Shop:
             return [len(each) for each in of] if isinstance(of, list) else len(of)
 
         self.add, self.total, self.fail, self.tell, self.hold = add, total, fail, tell, hold
-        self.write, self.size = write, size
+        self.write, self.size, self.rare = write, size, rare
 
 
 def calls(app: App, task: Any) -> list[InvocationRecord]:
@@ -237,6 +241,7 @@ def test_a_timeout_says_what_the_chain_waits_for(app: App) -> None:
         (lambda shop: chain(shop.add.s(1), shop.add.s(1, 2)).submit(), "too many positional"),
         (lambda shop: chain(shop.add.s(1), shop.add.s(x=2)).submit(), "multiple values"),
         (lambda shop: chain(shop.add.s(1), shop.add.options(key="k").s()).submit(), "has no key="),
+        (lambda shop: chain(shop.add.s(1), shop.rare).submit(), "has unique=, debounce= or throttle="),
         (lambda shop: chain(shop.add.s(1), shop.tell.si("x" * 5000)).submit(), "at most 2,000"),
         (lambda shop: chain(group([shop.add.s(1)]), shop.total), "cannot begin with a group"),
         (lambda shop: shop.add.s(1).then(group([shop.add.s(1)])), "group cannot follow"),
