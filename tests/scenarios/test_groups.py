@@ -525,8 +525,9 @@ def test_a_handle_of_what_is_not_called_yet_says_so(here: App) -> None:
     shop = Shop(here)
     found = group([shop.add.options(delay="1h").s(1)]).then(shop.total).submit()
     callback: Any = found.callback
-    with pytest.raises(InvocationNotFound):
-        callback.record()
+    for ask in (callback.record, callback.explain, callback.cancel):
+        with pytest.raises(InvocationNotFound, match="it is called when all that it follows has ended"):
+            ask()
     with pytest.raises(ResultTimeout, match="it is called when all that it follows has ended"):
         callback.result(0.0)
 

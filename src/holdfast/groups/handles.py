@@ -27,6 +27,7 @@ from holdfast.runtime.waiting import await_, wait
 
 R = TypeVar("R", covariant=True)
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 8.0  # whether what is waited for is not called any more
+_EXPECTED = "it is called when all that it follows has ended"
 _PAGE = 500
 _UNREADABLE = (errors.InvocationNotFound, errors.CorruptRecord)
 
@@ -84,8 +85,19 @@ class ExpectedInvocation(Invocation[R]):
         try:
             return await super()._overdue(engine, timeout)
         except errors.InvocationNotFound:
-            seconds = format_duration(timeout or 0.0)
-            return f"no result of {self.id} within {seconds}: it is called when all that it follows has ended"
+            return f"no result of {self.id} within {format_duration(timeout or 0.0)}: {_EXPECTED}"
+
+    async def _record(self, engine: Engine) -> InvocationRecord:
+        try:
+            return await super()._record(engine)
+        except errors.InvocationNotFound as error:
+            raise errors.InvocationNotFound(f"{error}: {_EXPECTED}") from None
+
+    async def _cancelled(self, engine: Engine, reason: str, by: str, children: bool | None) -> Status:
+        try:
+            return await super()._cancelled(engine, reason, by, children)
+        except errors.InvocationNotFound as error:
+            raise errors.InvocationNotFound(f"{error}: {_EXPECTED}; cancel that") from None
 
 
 class ChainInvocation(ExpectedInvocation[R]):
