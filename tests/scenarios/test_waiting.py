@@ -241,7 +241,7 @@ def test_a_circle_through_a_workflow_is_refused_unless_something_else_may_wake_i
             child = await pay.asubmit(n)
             if not may_be_woken:
                 return await child
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(1.6):  # it is suspended after a second
                 return await child
 
         @app.task(limit=1)
