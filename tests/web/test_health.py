@@ -80,6 +80,12 @@ CASES: list[tuple[HealthFacts, str, str]] = [
         "3 calls wait in mail, which no runner serves.",
     ),
     (facts(runner(), queues=[queue(waiting=3, oldest_seconds=119.0)]), GOOD, "All well."),
+    (facts(runner(), queues=[queue("~world", waiting=2, runners=0, oldest_seconds=5.0)]), GOOD, "All well."),
+    (
+        facts(runner(), queues=[queue("~world", waiting=2, runners=0, oldest_seconds=840.0)]),
+        BAD,
+        "2 World runs wait to be delivered, for up to 14m.",
+    ),
     (
         facts(runner(), queues=[queue(waiting=3, oldest_seconds=840.0)]),
         WARN,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.cli.roster import enrol
 from tests.web.shop import HOSTILE, TOKEN
 from tests.web.stepping import Steps
 
 from holdfast import App
 from holdfast.ids import derived_id
 from holdfast.web import web_app
+from holdfast.web.reading.diagnosis import DiagnosisReading
 from holdfast.world.queue import Messages
 from holdfast.world.records import run_name
 from holdfast.world.storage import WorldStorage
@@ -139,3 +142,12 @@ def test_the_page_does_not_pay_for_what_is_stored(tmp_path: Path) -> None:
         few = steps.of(lambda: client.get("/world"))
         fill(240)
         assert steps.of(lambda: client.get("/world")) < few * 1.1 + 500
+
+
+def test_runs_that_wait_for_a_server_are_no_work_without_a_runner(world: World, client: TestClient) -> None:
+    world.message(world.run())
+    enrol(world.app, "r1", heartbeat_at=time.time(), queues=("default",))
+    assert "which no runner serves" not in client.get("/api/v1/health").json()["sentence"]
+    assert '<span class="status is-bad">no runner</span>' not in client.get("/queues").text
+    found = DiagnosisReading(world.app.runtime, None).diagnose()
+    assert not [each for each in found.symptoms if each.subject.startswith("lane")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.reading.queues import MOST_COUNTED, MOST_KEYS, QueueReading
 from holdfast.web.routing import Asked
@@ -13,7 +14,7 @@ from holdfast.web.routing import Asked
 async def queues(asked: Asked) -> Callable[[], Context]:
     reading = QueueReading(asked.runtime)
     found, limits = await asyncio.gather(reading.queues(), reading.limits())
-    most = {"most": MOST_COUNTED, "most_keys": MOST_KEYS}
+    most = {"most": MOST_COUNTED, "most_keys": MOST_KEYS, "world": WORLD_QUEUE}
     return lambda: found.document() | limits.document() | most
 
 

@@ -31,6 +31,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.fitting import secret_parameters
 from holdfast.runtime.naming import declared
 from holdfast.runtime.queues import Queue, Queues
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.settings import Settings
 from holdfast.showing import at_least, error_text, moment
@@ -317,8 +318,10 @@ def _runners(
 
 
 def _lanes(lanes: Sequence[str], alive: Sequence[RunnerRecord]) -> Iterator[Symptom]:
-    """Find calls that no live runner takes."""
+    """Find calls that no live runner takes. Runs of a World are none of theirs: its servers deliver them."""
     for lane in lanes:
+        if Lane.of(lane).queue == WORLD_QUEUE:
+            continue
         reasons = [lane_obstacle(lane, offer_of(runner), RUNNER) for runner in alive]
         if None in reasons:
             continue
@@ -397,4 +400,6 @@ def _queues(queues: Sequence[Queue]) -> Iterator[Symptom]:
         elif (queue.oldest_seconds or 0.0) > LONG_WAIT_SECONDS:
             waited = format_duration(round(queue.oldest_seconds or 0.0))
             advice = "more --concurrency or runners; holdfast why ID says what one waits for"
+            if queue.name == WORLD_QUEUE:
+                advice = "a server of the World delivers them: holdfast world serve"
             yield Symptom(name, HINT, f"{waiting} calls wait, the oldest for {waited}", advice)

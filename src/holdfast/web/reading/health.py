@@ -21,6 +21,7 @@ from holdfast.model.status import Status
 from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.queues import Queue, Queues
+from holdfast.runtime.runs import WORLD_QUEUE
 from holdfast.showing import brief, length
 from holdfast.stats import Figures, Stats
 from holdfast.stats.api import question, read_stats
@@ -97,13 +98,17 @@ def judged(facts: HealthFacts) -> AppHealth:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{capital(text)}."
+
+
+def capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _of_runners(facts: HealthFacts) -> Iterator[HealthSign]:
     roster = facts.roster
     states = Counter(roster.state_of(runner) for runner in roster.runners)
-    waiting = sum(queue.waiting + queue.blocked for queue in facts.queues)
+    waiting = sum(queue.waiting + queue.blocked for queue in facts.queues if queue.name != WORLD_QUEUE)
     waits = f", and {_calls(waiting)} {_wait(waiting)}" if waiting else ""
     if not states[ALIVE] + states[DRAINING]:
         yield HealthSign(BAD if waiting or states[DEAD] else WARN, f"no runner is alive{waits}", "/runners")
@@ -141,6 +146,10 @@ def _of_queues(facts: HealthFacts) -> Iterator[HealthSign]:
     for queue in facts.queues:
         if queue.pause is not None:
             yield HealthSign(WARN, _paused(queue.pause, facts.now), "/queues")
+        elif queue.name == WORLD_QUEUE:
+            if (queue.oldest_seconds or 0) > _LONG_WAIT_SECONDS:
+                runs, waited = _some(queue.waiting, "World run", MOST_COUNTED), length(queue.oldest_seconds or 0)
+                yield HealthSign(BAD, f"{runs} {_wait(queue.waiting)} to be delivered, for up to {waited}", "/world")
         elif queue.waiting and not queue.runners and has_runners:
             text = f"{_calls(queue.waiting)} {_wait(queue.waiting)} in {_named(queue.name)}, which no runner serves"
             yield HealthSign(BAD, text, "/queues")
