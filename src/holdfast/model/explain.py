@@ -22,6 +22,7 @@ from holdfast.model.queues import QueuePause
 from holdfast.model.rates import WAITS_FOR_START, Bucket, shown_key
 from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, TABLE, Status
+from holdfast.showing import length
 
 MAX_NAMED = 3
 
@@ -147,18 +148,18 @@ def _silent_workers(runners: Sequence[RunnerRecord], around: Surroundings) -> st
 def _expires(record: InvocationRecord, around: Surroundings) -> list[str]:
     if record.start_by is None or record.start_by <= around.now:
         return []
-    return [f"It expires in {format_duration(record.start_by - around.now)} unless it is started."]
+    return [f"It expires in {length(record.start_by - around.now)} unless it is started."]
 
 
 def _not_due(record: InvocationRecord, around: Surroundings) -> str:
     if around.bucket is not None and record.status is Status.REROUTED:
-        when = f"in {format_duration(record.due_at - around.now)}, at {moment_in_words(record.due_at)}"
+        when = f"in {length(record.due_at - around.now)}, at {moment_in_words(record.due_at)}"
         return f"waiting for its start under {_rate(record, around.bucket)}, which comes {when}"
-    return f"not due for another {format_duration(record.due_at - around.now)}, until {moment_in_words(record.due_at)}"
+    return f"not due for another {length(record.due_at - around.now)}, until {moment_in_words(record.due_at)}"
 
 
 def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
-    wait = f"the next attempt is due in {format_duration(record.due_at - around.now)}"
+    wait = f"the next attempt is due in {length(record.due_at - around.now)}"
     if not record.errors:
         return f"an attempt failed; {wait}"
     times, last = "1 time" if record.failures == 1 else f"{record.failures} times", record.errors[-1].error
@@ -184,14 +185,14 @@ def _next_start(record: InvocationRecord, around: Surroundings) -> str:
     if bucket is None:
         return f"the rate of {shown_key(record.terms.rate_key or '')}"
     at = bucket.next_at()
-    when = f"at {moment_in_words(at)}, in {format_duration(at - around.now)}" if at > around.now else "there"
-    takers = ", ".join(f"{id} {format_duration(max(0.0, around.now - taken))} ago" for id, taken in bucket.last)
+    when = f"at {moment_in_words(at)}, in {length(at - around.now)}" if at > around.now else "there"
+    takers = ", ".join(f"{id} {length(max(0.0, around.now - taken))} ago" for id, taken in bucket.last)
     return f"{_rate(record, bucket)}: the next one is {when}{f'. The last ones went to {takers}' if takers else ''}"
 
 
 def _queue_paused(record: InvocationRecord, around: Surroundings) -> str:
     pause = next(pause for pause in around.pauses if pause.name == record.queue)
-    since = format_duration(max(0.0, round(around.now - pause.at)))
+    since = length(max(0.0, round(around.now - pause.at)))
     why = f" ({pause.reason})" if pause.reason else ""
     return (
         f"the queue '{record.queue}' was paused by {pause.by} {since} ago, at {moment_in_words(pause.at)}{why}. "
@@ -275,14 +276,14 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         meaning = f"claimed by {record.owner} for {_since(record, around)}, its code has not begun"
     elif record.status is Status.CANCELLING and record.cancellation is not None:
         left = record.cancellation.until - around.now
-        grace = f"it has {format_duration(left)} left to clean up" if left > 0 else "its time to clean up is over"
+        grace = f"it has {length(left)} left to clean up" if left > 0 else "its time to clean up is over"
         meaning = f"{record.cancellation}; asked to end on {record.owner} for {_since(record, around)}, {grace}"
     elif record.terms.timeout is not None:
         meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
     if entry is None:
         return f"{meaning}, but that runner is no longer on the roster: {_recovery(around)}."
     if not living([entry], around.now, around.dead_after_seconds):
-        silence = format_duration(around.now - entry.heartbeat_at)
+        silence = length(around.now - entry.heartbeat_at)
         return f"{meaning}, but that runner has been silent for {silence} and counts as dead: {_recovery(around)}."
     if worker is not None and not _has_begun(record, worker):
         since = worker.unresponsive_since
@@ -403,7 +404,7 @@ def _suspended(record: InvocationRecord, around: Surroundings) -> str:
     if record.wake_at is not None:
         left = record.wake_at - around.now
         late = "which is over: a runner wakes it in a moment" if around.alive else "which is over"
-        until = f"until {moment_in_words(record.wake_at)}, {f'in {format_duration(left)}' if left > 0 else late}"
+        until = f"until {moment_in_words(record.wake_at)}, {f'in {length(left)}' if left > 0 else late}"
         if record.terms.timeout is not None:
             limit = format_duration(record.terms.timeout)
             until += f" (the end of its wait or of its time limit of {limit}, whichever is first)"
@@ -428,7 +429,7 @@ def _cancelled(record: InvocationRecord, around: Surroundings) -> str:
     if asked is None:
         return f"{TABLE[record.status].meaning}{': ' if record.reason else ''}{record.reason}."
     how = record.reason.removeprefix(str(asked)).removeprefix("; ")
-    return f"{asked}{f' ({how})' if how else ''}, {format_duration(max(0.0, around.now - asked.at))} ago."
+    return f"{asked}{f' ({how})' if how else ''}, {length(max(0.0, around.now - asked.at))} ago."
 
 
 _OUTSIDE: Mapping[Status, Callable[[InvocationRecord, Surroundings], str]] = {
@@ -443,7 +444,7 @@ _OUTSIDE: Mapping[Status, Callable[[InvocationRecord, Surroundings], str]] = {
 
 
 def _since(record: InvocationRecord, around: Surroundings) -> str:
-    return format_duration(max(0.0, around.now - record.changed_at))
+    return length(max(0.0, around.now - record.changed_at))
 
 
 def moment_in_words(at: float) -> str:
@@ -470,7 +471,7 @@ def _holder(holder: InvocationRecord, alive: set[str], now: float) -> str:
     claimed_at = next(
         (line.at for line in reversed(holder.history) if line.status is Status.PENDING), holder.changed_at
     )
-    text = f"invocation {holder.id} on {holder.owner} for {format_duration(max(0.0, now - claimed_at))}"
+    text = f"invocation {holder.id} on {holder.owner} for {length(max(0.0, now - claimed_at))}"
     if runner_of(holder.owner) in alive:
         return text
     return f"{text}, whose runner is not alive: its work waits for recovery"
