@@ -188,7 +188,7 @@ def test_a_hook_has_a_form_made_of_its_type(shop: BusyShop, get: Get, page: Any)
 def test_fields_of_schemas() -> None:
     assert fields_of_schema({})[0]["kind"] == "json"
     assert fields_of_schema({"type": "integer"}) == [
-        {"name": "payload", "label": "Payload", "kind": "number", "value": ""}
+        {"name": "payload", "label": "Payload", "kind": "number", "value": "", "option": "", "as_json": True}
     ]
     assert fields_of_schema({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}})[0]["kind"] == "json"
     shape = {

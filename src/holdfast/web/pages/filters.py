@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from holdfast.ids import is_id
 from holdfast.model.status import TABLE, Status
 from holdfast.showing import as_json, length, moment, plain, printable
 
@@ -119,7 +120,8 @@ def fields_of_schema(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     members = shape.get("properties") if shape.get("type") == "object" else None
     if not members:
         kind = "json" if "type" not in shape else _KINDS.get(str(shape["type"]), "json")
-        return [{"name": "payload", "label": "Payload", "kind": kind, "value": "null" if kind == "json" else ""}]
+        field = {"name": "payload", "label": "Payload", "kind": kind, "value": "null" if kind == "json" else ""}
+        return [field | {"option": "", "as_json": True}]
     required = shape.get("required", ())
     return [_field(name, _present(member, schema), name in required) for name, member in members.items()]
 
@@ -133,7 +135,7 @@ def _present(member: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str
 
 
 def _field(name: str, member: Mapping[str, Any], required: bool) -> dict[str, Any]:
-    field: dict[str, Any] = {"name": f"payload.{name}", "label": name, "optional": not required}
+    field: dict[str, Any] = {"name": f"payload.{name}", "label": name, "optional": not required, "option": ""}
     if "enum" in member:
         choices = ([] if required else [""]) + [str(each) for each in member["enum"]]
         return field | {"kind": "select", "choices": choices, "value": str(member.get("default", choices[0]))}
@@ -149,6 +151,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "ago": ago,
     "epoch": epoch,
     "fields_of_schema": fields_of_schema,
+    "is_id": is_id,
     "json": as_json,
     "length": length,
     "moment": moment,

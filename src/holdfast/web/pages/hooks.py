@@ -12,7 +12,7 @@ from holdfast.workflows.hooks_resuming import not_found
 
 async def hooks(asked: Asked) -> Callable[[], Context]:
     page = await asked.runtime.arun(asked.reading.hooks(run=asked.query["run"], before=asked.query["before"], limit=50))
-    return page.document
+    return lambda: page.document() | {"schemas": {each.name: dict(each.schema) for each in page.hooks}}
 
 
 async def hook(asked: Asked) -> Callable[[], Context]:

@@ -68,6 +68,7 @@ def form_of(task: DeclaredTask) -> Sequence[dict[str, Any]]:
         fields.append(
             {
                 "name": f"kwargs.{each.name}",
+                "option": "--kwargs",
                 "label": f"{each.name}: {each.annotation}" if each.annotation else each.name,
                 "kind": each.kind,
                 "optional": not each.required,

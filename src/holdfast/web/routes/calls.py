@@ -109,7 +109,7 @@ async def submit(asked: Asked) -> Render:
         task = cast(SubmittableTask, asked.runtime.tasks[definition.name]).options(**_options(asked, body))
     said = call_text(asked.codec, definition.name, args, kwargs)
     if body.preview:
-        return lambda: touched(f"It would store a call: {said}", 1, [said])
+        return lambda: touched("It would store a call:", 1, [said])
     invocation = await task.asubmit(*args, **kwargs)
     is_new = invocation.is_fresh
     text = f"Submitted {invocation.id}" if is_new else f"{invocation.id} was there already"

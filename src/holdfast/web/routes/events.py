@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.errors import EventNotFound
 from holdfast.ids import is_id
+from holdfast.model.names import counted
 from holdfast.triggers.api import Triggers
 from holdfast.web.actions import touched
 from holdfast.web.reading.events import EventReading, happening_document
@@ -42,7 +43,7 @@ async def emit_event(asked: Asked) -> Render:
     if body.preview:
         reading = EventReading(asked.runtime)
         called = await asked.runtime.arun(reading.called_by(body.name))
-        return lambda: touched(f"The event '{body.name}' calls {len(called)} tasks.", len(called), called)
+        return lambda: touched(f"The event '{body.name}' calls {counted(len(called), 'task')}.", len(called), called)
     event = await asyncio.to_thread(triggers.emit, body.name, body.payload, key=body.key)
     return lambda: touched(f"emitted {event.id}", id=event.id, event=happening_document(event))
 

@@ -4,7 +4,8 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"); an empty `optional` field is not sent.
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an empty `optional` field is not sent. With
+// an `option` a field is written into the twin: "--limit"; "" for an argument, which stands before what is in `then`.
 // `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;
@@ -50,6 +51,7 @@ function open(button) {
   const fixed = JSON.parse(data.body || "{}");
   const fields = JSON.parse(data.fields || "[]").map(field);
   const preview = element("div", { className: "preview", "aria-live": "polite" }, "…");
+  const twin = element("code", {}, data.twin || "");
   const reason = element("input", { name: "reason", id: "action-reason", autocomplete: "off", maxlength: 500 });
   const problem = element("p", { className: "problem", role: "alert" });
   const go = element("button", { type: "submit", className: data.danger !== undefined ? "danger" : "main" }, data.title);
@@ -58,7 +60,7 @@ function open(button) {
     ...fields.flatMap((each) => each.parts),
     ...(data.noPreview === undefined ? [preview] : []),
     element("label", { for: "action-reason" }, "Reason, for the audit record"), reason, problem,
-    ...(data.twin ? [element("p", { className: "muted" }, "The same on the command line: ", element("code", {}, data.twin))] : []),
+    ...(data.twin ? [element("p", { className: "muted" }, "The same on the command line: ", twin)] : []),
     element("div", { className: "row" }, element("button", { type: "button", "data-close": true }, "Back"), go));
   const dialog = element("dialog", { "aria-labelledby": "action-title" }, form);
   document.body.append(dialog);
@@ -69,6 +71,9 @@ function open(button) {
     const whole = structuredClone(fixed);
     for (const each of fields) for (const [name, value] of Object.entries(each.read())) put(whole, name, value);
     return { ...whole, reason: reason.value };
+  };
+  const say = () => {
+    try { twin.textContent = [data.twin, ...words(fields, body())].join(" "); } catch { /* until it is JSON */ }
   };
   let asked = 0;
   const look = async () => {
@@ -90,6 +95,7 @@ function open(button) {
   let delay = null;
   form.addEventListener("change", (event) => { if (event.target !== reason) look(); });
   form.addEventListener("input", (event) => {
+    say();
     if (event.target === reason) return;
     clearTimeout(delay);
     delay = setTimeout(look, 300);
@@ -111,8 +117,25 @@ function open(button) {
   go.disabled = data.noPreview === undefined; // until it is known what would be touched
   dialog.showModal();
   (fields[0]?.input || reason).focus();
+  say();
   look();
 }
+
+// What the twin needs of the fields, and the reason. Members of an object, such as kwargs.customer, are one word.
+function words(fields, body) {
+  const named = new Map(fields.filter((each) => each.option !== undefined).map((each) => [each.name.split(".")[0], each]));
+  const found = [];
+  for (const [name, each] of named) {
+    const value = body[name];
+    if (value === undefined || value === false) continue;
+    if (each.option) found.push(each.option);
+    if (value !== true) found.push(quoted(each.asJson || typeof value === "object" ? JSON.stringify(value) : String(value)));
+    if (each.then) found.push(quoted(each.then));
+  }
+  return body.reason ? [...found, "--reason", quoted(body.reason)] : found;
+}
+
+export const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 
 // A name with dots leads to a member of a member: kwargs.customer.
 function put(whole, name, value) {
@@ -159,7 +182,8 @@ function field(given) {
   const parts = [element("label", { for: id }, given.label), input];
   if (given.help) parts.push(element("p", { className: "muted" }, given.help));
   const missing = () => !given.optional && given.kind !== "checkbox" && input.value === "" && given.value === "";
-  return { input, read, parts, missing, label: given.label };
+  const asJson = given.kind === "json" || given.as_json;
+  return { input, read, parts, missing, label: given.label, name: given.name, option: given.option, then: given.then, asJson };
 }
 
 async function copy(button) {

@@ -1,5 +1,5 @@
 // The list of invocations: completion of the search, the brush over the chart, and the selection.
-import { element } from "./actions.js";
+import { element, quoted } from "./actions.js";
 
 const root = () => document.body.dataset.root;
 
@@ -109,8 +109,6 @@ function narrow(since, until) {
   const query = new URLSearchParams({ q: `${rest} since:${since} until:${until}`.trim() });
   location.assign(`${root()}/invocations?${query}`);
 }
-
-const quoted = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
 
 function select(bar) {
   const page = bar.querySelector("[data-select-page]");
