@@ -19,10 +19,12 @@ from tests.web.shop import HOSTILE, Approval, WebShop
 from holdfast import App
 from holdfast.model.records import HistoryEntry, first_history
 from holdfast.model.status import TABLE, Status
+from holdfast.runtime.runs import Span, StepRecord
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages.as_pytest import as_pytest, literal
+from holdfast.web.pages.charts import Axes
 from holdfast.web.pages.filters import fields_of_schema
-from holdfast.web.pages.lifelines import machine_of
+from holdfast.web.pages.lifelines import machine_of, waterfall_of
 from holdfast.workflows.hooks_types import schema_of
 
 
@@ -229,6 +231,14 @@ def test_the_machine_has_every_status_and_the_path_is_lit() -> None:
     assert set(machine.visits) == {each.status for each in history}
     assert machine.current is Status.SUCCESS
     assert sum(arrow.is_taken for arrow in machine.arrows) == 3
+
+
+def test_a_short_sleep_is_drawn_from_the_end_of_the_call_before_it() -> None:
+    step = StepRecord(id="a#1", kind="step", name="a", status="completed", started_at=100.0, ended_at=101.0, position=1)
+    wait = StepRecord(id="wait#1", kind="wait", name="sleep", status="completed", ended_at=104.0, position=2)
+    _, bar = waterfall_of([step, wait], Span(100.0, 105.0), "default").bars
+    axes = Axes(100.0, 105.0, 1, width=960, left=1)
+    assert (bar.x, round(bar.x + bar.width, 2)) == (axes.x(101.0), axes.x(104.0))
 
 
 ARGUMENTS: list[Any] = [

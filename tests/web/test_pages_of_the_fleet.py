@@ -18,12 +18,14 @@ from holdfast import App
 from holdfast.errors import StoreUnavailable
 from holdfast.model.records import Quarantined, RunnerRecord, WorkerRecord
 from holdfast.runtime.engine import Engine
+from holdfast.showing import length
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp
-from holdfast.web.pages.charts import Slot, cycle
-from holdfast.web.pages.overview import quoted
+from holdfast.web.pages.charts import Axes, Series, Slot, cycle, lines
+from holdfast.web.pages.overview import linked, quoted
 from holdfast.web.pages.table import FILES
 from holdfast.web.principals import Role
+from holdfast.web.reading.health import BAD, GOOD, WARN, AppHealth, HealthSign
 
 Get = Any
 PAGE = {"accept": "text/html,application/xhtml+xml"}
@@ -66,7 +68,7 @@ def test_the_overview_begins_with_the_sentence(page: Callable[..., str], shop: W
         return text if "of 3 calls failed" in (text := shown(page("/"))) else ""
 
     text = eventually(told)
-    assert text.index("failed in the last hour.") < text.index("Waiting")
+    assert text.index("failed in the last hour") < text.index("Waiting")
     assert text.index("Failures") < text.index("per second")
     assert f"ValueError: {'<script>alert'}" in text
 
@@ -201,6 +203,26 @@ def test_slots_are_drawn_on_the_cycle() -> None:
     drawn = cycle("slots", [Slot(0.0, 0.45, "0", "a", "f-busy"), Slot(0.5, 0.95, "1", "b", "f-idle")], 0.25)
     assert [(bar.x, bar.width) for bar in drawn.bars] == [(0.0, 288.0), (320.0, 288.0)]
     assert [mark.x for mark in drawn.marks] == [160.0]
+
+
+def test_a_value_between_gaps_is_a_dot_and_axes_are_written_in_units() -> None:
+    drawn = lines(
+        "waits", [0.0, 60.0, 120.0, 180.0], 240.0, [Series("p95", [0.02, None, 0.03, 0.04], "c1")], (), length
+    )
+    assert [line.is_dot for line in drawn.lines] == [True, False]
+    assert [text for _, text in drawn.grid] == ["0s", "25ms", "50ms"]
+
+
+def test_a_short_span_counts_from_its_start() -> None:
+    assert [text for _, text in Axes(1e9, 1e9 + 0.12, 1).ticks()] == ["+20ms", "+40ms", "+60ms", "+80ms", "+100ms"]
+
+
+def test_each_part_of_the_sentence_is_a_link() -> None:
+    signs = [HealthSign(BAD, "1 runner silent", "/runners"), HealthSign(WARN, "1 call is parked", "/invocations")]
+    told = linked(AppHealth(BAD, "1 runner silent, 1 call is parked.", signs))
+    assert "".join(lead + sign.text for lead, sign in told) == "1 runner silent, 1 call is parked"
+    assert [lead for lead, _ in linked(AppHealth(GOOD, "All well: x.", signs[:1]))] == ["All well: "]
+    assert linked(AppHealth(GOOD, "All well.", ())) == []
 
 
 # --- the store

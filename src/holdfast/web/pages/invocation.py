@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from holdfast.codec import references
 from holdfast.groups.looking import Family, drawn
 from holdfast.ids import is_id
+from holdfast.model.eligibility import Reason
 from holdfast.model.records import InvocationRecord, left_out
-from holdfast.model.status import FINAL, Status
+from holdfast.model.status import AVAILABLE, FINAL, Status
+from holdfast.rates.labels import label_of
 from holdfast.runtime.runs import StepRecord, is_world, span_of
 from holdfast.showing import plain
 from holdfast.web.documents import Document, hook_document, step_document
@@ -27,6 +29,7 @@ from holdfast.workflows.hooks_resuming import HookRecord
 
 _LONGEST_EDITED = 20_000  # characters of arguments that a page lets edit
 _EVENTS, _STEPS, _STREAMS, _CHUNKS, _HOOKS = 50, 100, 5, 30, 20
+_STUCK = frozenset(Reason) - {Reason.NOT_IN_QUEUE, Reason.NOT_DUE, Reason.IN_BACKOFF, Reason.NO_SLOT, Reason.NO_START}
 _CAN_WAKE = frozenset({Status.PARKED, Status.SUSPENDED})
 
 
@@ -74,7 +77,10 @@ def _context(asked: Asked, looked: Looked, now: float) -> Context:
     return {
         "call": document,
         "record": record,
-        "tone": tone(record.status),
+        "tone": "warn"
+        if record.status in AVAILABLE and _STUCK & set(looked.whole.why.reasons)
+        else tone(record.status),
+        "limit": None if record.limit_key is None else label_of(asked.runtime, record, record.limit_key),
         "is_ended": record.status in FINAL,
         "can_wake": record.status in _CAN_WAKE,
         "is_world": is_world(record),

@@ -9,7 +9,7 @@ from holdfast.errors import InvocationNotFound, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, OWNED, Status
-from holdfast.showing import moment
+from holdfast.showing import length, moment
 from holdfast.web.pages.charts import Axes, Drawn, Series, columns
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.problems import Problem
@@ -146,7 +146,7 @@ def _slices(query: Query, times: Times) -> list[Slice]:
     if not times.columns:
         return []
     starts = [each.at for each in times.columns]
-    axes, found = Axes(starts[0], times.until, 1, height=110), list[Slice]()
+    axes, found = Axes(starts[0], times.until, 1, height=120), list[Slice]()
     for each, end in zip(times.columns, [*starts[1:], times.until], strict=True):
         since, until = moment(each.at), moment(end)
         q = formatted(with_terms(query, Term("since", since), Term("until", until)))
@@ -167,7 +167,7 @@ def _said(times: Times) -> str:
             sums[name] = sums.get(name, 0) + count
     numbers = ", ".join(f"{count:,} {name}" for name, count in sums.items() if count) or "nothing"
     if times.is_of_ended:
-        return f"Ended in this time: {numbers}"
+        return f"Ended within {length(times.until - times.columns[0].at)}: {numbers}"
     return f"When the {counted(sum(sums.values()), 'invocation')} of this page came: {numbers}"
 
 

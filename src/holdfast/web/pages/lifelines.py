@@ -112,7 +112,7 @@ def lifeline_of(record: InvocationRecord, now: float) -> Lifeline:
     history = record.history
     since = history[0].at if history else record.created_at
     until = max(record.changed_at if record.status in FINAL else now, since + 0.001)
-    axes, lanes, sums = Axes(since, until, 1, width=960), dict[str, list[Band]](), dict[str, float]()
+    axes, lanes, sums = Axes(since, until, 1, width=960, left=1), dict[str, list[Band]](), dict[str, float]()
     ends = [*(entry.at for entry in history[1:]), until]
     for entry, end in zip(history, ends, strict=False):
         if entry.status in FINAL:
@@ -172,16 +172,27 @@ _OF_KIND = {WAIT: "backoff", HOOK: "suspended", CHILD: "claimed", STREAM: "waiti
 
 def waterfall_of(calls: Sequence[StepRecord], span: Span, queue: str) -> Waterfall:
     """Return a bar for each step, child, wait and hook."""
-    axes, shown = Axes(span.start, max(span.end, span.start + 0.001), 1, width=960), chosen(calls)
-    bars = [_bar(axes, call, span, queue, number) for number, call in enumerate(shown)]
+    axes = Axes(span.start, max(span.end, span.start + 0.001), 1, width=960, left=1)
+    shown = chosen(calls)
+    bars = [_bar(axes, call, _began(call, calls, span), span, queue, number) for number, call in enumerate(shown)]
     height = len(bars) * _ROW + _TICKS
     words = f"{len(calls)} calls in {length(span.seconds)}"
     return Waterfall(960, height, axes.left, axes.ticks(), bars, len(calls) - len(shown), words)
 
 
-def _bar(axes: Axes, call: StepRecord, span: Span, queue: str, number: int) -> StepBar:
-    began, seconds = began_at(call), took(call, span.end)
-    start = span.end if began is None else began
+def _began(call: StepRecord, calls: Sequence[StepRecord], span: Span) -> float:
+    """Return where the bar of a call begins. The log has only the end of a short sleep: the bar begins where the last
+    call before it ended, which is when a body that does one thing after another began to sleep.
+    """
+    if call.kind != WAIT or call.started_at is not None or call.created_at is not None or call.ended_at is None:
+        began = began_at(call)
+        return span.end if began is None else began
+    before = [each.ended_at for each in calls if each.ended_at is not None and each.position < call.position]
+    return max((at for at in before if at <= call.ended_at), default=span.start)
+
+
+def _bar(axes: Axes, call: StepRecord, start: float, span: Span, queue: str, number: int) -> StepBar:
+    seconds = took(call, span.end)
     end = span.end if call.ended_at is None else call.ended_at
     kind = "failed" if call.status == FAILED else _OF_KIND.get(call.kind, "running")
     spent = "" if seconds is None else length(seconds)

@@ -1,4 +1,4 @@
-"""The overview: whether all is well, in a sentence; what needs attention; then what is going on."""
+"""The overview: whether all is well, in a sentence whose parts are links; then what is going on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.runtime.queues import Queue
-from holdfast.showing import brief
+from holdfast.showing import brief, length
 from holdfast.stats import Figures, Stats
 from holdfast.stats.api import FailureGroup
 from holdfast.web.pages.charts import Drawn, Series, lines
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.problems import about
-from holdfast.web.reading.health import BAD, MOST_COUNTED, WARN, judged
+from holdfast.web.reading.health import GOOD, MOST_COUNTED, AppHealth, HealthSign, capital, judged
 from holdfast.web.requests import Parameter
 from holdfast.web.routing import Asked
 
@@ -37,7 +37,7 @@ async def overview(asked: Asked) -> Callable[[], Context]:
             stats = (await asked.runtime.arun(asked.reading.stats(since))).stats
     return lambda: {
         "health": health,
-        "attention": [sign for sign in health.signs if sign.level in (BAD, WARN)],
+        "told": linked(health),
         "is_empty": facts.is_empty and not facts.roster.runners,
         "stats": stats,
         "since": since,
@@ -55,6 +55,16 @@ async def overview(asked: Asked) -> Callable[[], Context]:
         "lost": hour.total.lost,
         "quoted": quoted,
     }
+
+
+def linked(health: AppHealth) -> list[tuple[str, HealthSign]]:
+    """Return the parts of the sentence in its order: what stands before each, and the sign that it links to."""
+    if not health.signs:
+        return []
+    first, *others = health.signs
+    if health.level == GOOD:
+        return [("All well: ", first), *((", ", each) for each in others)]
+    return [("", first._replace(text=capital(first.text))), *((", ", each) for each in others)]
 
 
 def busiest_first(queues: Sequence[Queue]) -> list[Queue]:
@@ -101,7 +111,7 @@ def draw_latency(stats: Stats) -> Drawn:
         Series("running: p95", percentile("run", 95), "c4"),
         Series("waiting: p95", percentile("wait", 95), "c2"),
     ]
-    return _drawn("how long calls ran and waited, in seconds", stats, series, " s")
+    return _drawn("how long calls ran and waited, in seconds", stats, series, length)
 
 
 def _times(figures: Figures, part: str, percent: int) -> float | None:
@@ -109,9 +119,9 @@ def _times(figures: Figures, part: str, percent: int) -> float | None:
     return found
 
 
-def _drawn(label: str, stats: Stats, series: Sequence[Series], unit: str = "") -> Drawn:
+def _drawn(label: str, stats: Stats, series: Sequence[Series], said: Callable[[float], str] | None = None) -> Drawn:
     deploys = [(each.at, f"deploy of {each.release}") for each in stats.deploys]
-    return lines(label, [point.at for point in stats.points], stats.until, series, deploys, unit)
+    return lines(label, [point.at for point in stats.points], stats.until, series, deploys, said)
 
 
 PAGES = (

@@ -81,7 +81,7 @@ def drawn(triggers: Sequence[Document]) -> CallGraph:
 
 
 def _curve(start: float, end: float) -> str:
-    return f"M270,{start:.1f} C330,{start:.1f} 330,{end:.1f} 390,{end:.1f}"
+    return f"M270,{start:.1f} C330,{start:.1f} 330,{end:.1f} 399,{end:.1f}"
 
 
 _TOPICS = ("schedules",)

@@ -27,7 +27,8 @@ FILES = {
     "app.css": "text/css",
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(
-        ("app.js", "actions.js", "keys.js", "live.js", "times.js", "search.js", "stream.js"), "text/javascript"
+        ("app.js", "actions.js", "keys.js", "live.js", "times.js", "search.js", "stream.js", "tables.js"),
+        "text/javascript",
     ),
 }
 """The files that pages load, by name. No other file is ever served."""

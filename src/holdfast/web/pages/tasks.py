@@ -7,9 +7,11 @@ from typing import Any
 
 from holdfast.model.names import unversioned
 from holdfast.runtime.app_runtime import DeclaredTask
+from holdfast.showing import length
 from holdfast.store.contract import Filter
 from holdfast.web.documents import figures_document
 from holdfast.web.pages import charts
+from holdfast.web.pages.overview import search_of
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.reading.tasks import TaskReading, parameters_of
 from holdfast.web.requests import Parameter
@@ -39,8 +41,8 @@ async def task(asked: Asked) -> Callable[[], Context]:
             charts.Series("failed", [each.failed for each in stats.points], "f-bad"),
         ]
         times = [
-            charts.Series("half ran this long at most", [each.run.percentile(50) for each in stats.points], "c1"),
-            charts.Series("95 of 100", [each.run.percentile(95) for each in stats.points], "c2"),
+            charts.Series("run time: p50", [each.run.percentile(50) for each in stats.points], "c1"),
+            charts.Series("run time: p95", [each.run.percentile(95) for each in stats.points], "c2"),
         ]
         marks = [(each.at, "a deploy") for each in stats.deploys]
         document = known.document()
@@ -49,9 +51,9 @@ async def task(asked: Asked) -> Callable[[], Context]:
             "versions": sorted(document["runners"].items()),
             "workflow": unversioned(known.name),
             "figures": figures_document(stats.total),
-            "failures": stats.failures,
-            "ends": charts.columns("Calls that ended, over time", starts, stats.until, ends),
-            "times": charts.lines("How long they ran, in seconds", starts, stats.until, times, marks, "s"),
+            "failures": [(group, search_of(group, asked.query["since"])) for group in stats.failures],
+            "ends": charts.columns("Calls that ended, over time", starts, stats.until, ends, height=160),
+            "times": charts.lines("How long they ran, in seconds", starts, stats.until, times, marks, length),
             "latest": latest.document()["invocations"],
             "fields": [] if known.task is None else form_of(known.task),
             "spans": SPANS,
@@ -81,6 +83,6 @@ def form_of(task: DeclaredTask) -> Sequence[dict[str, Any]]:
 
 _SINCE = {"since": Parameter("over the last", default="24h", choices=SPANS)}
 PAGES = (
-    WebPage("/tasks", "Tasks", "tasks.html", tasks, _SINCE, nav="tasks", topics=("stats",)),
+    WebPage("/tasks", "Tasks and workflows", "tasks.html", tasks, _SINCE, nav="tasks", topics=("stats",)),
     WebPage("/tasks/{name}", "Task", "task.html", task, _SINCE, nav="tasks", topics=("stats", "invocations")),
 )

@@ -4,6 +4,7 @@ import { keys } from "./keys.js";
 import { live } from "./live.js";
 import { search } from "./search.js";
 import { streams } from "./stream.js";
+import { tables } from "./tables.js";
 import { times } from "./times.js";
 
 document.body.classList.add("has-script");
@@ -12,5 +13,6 @@ actions();
 keys();
 search();
 streams();
+tables();
 times();
 live();

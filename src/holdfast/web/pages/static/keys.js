@@ -2,7 +2,7 @@
 // that key: of the current row if it has one, else of the page.
 import { element } from "./actions.js";
 
-const HELP = [["/", "search"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "select the row"], ["g o", "overview"], ["g i", "invocations"], ["?", "these keys"]];
+const HELP = [["/", "search"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "select the row"], ["?", "these keys"]];
 const GO = { o: "/", i: "/invocations", t: "/tasks", q: "/queues", s: "/schedules", r: "/runners" };
 let before = "";
 
@@ -31,9 +31,10 @@ function press(key) {
 }
 
 function go(path) {
-  const link = document.querySelector(`nav a[href="${CSS.escape(document.body.dataset.root)}${path}"]`);
-  return click(link);
+  return click(linkTo(path));
 }
+
+const linkTo = (path) => document.querySelector(`nav a[href="${CSS.escape(document.body.dataset.root)}${path}"]`);
 
 function focus(target) {
   target?.focus();
@@ -60,7 +61,8 @@ function move(row, by) {
 
 function help() {
   const own = [...document.querySelectorAll("main button[data-key]")].map((each) => [each.dataset.key, each.textContent.trim()]);
-  const seen = new Map([...HELP, ...own]);
+  const pages = Object.entries(GO).map(([key, path]) => [`g ${key}`, linkTo(path)?.textContent.trim()]).filter(([, name]) => name);
+  const seen = new Map([...HELP, ...own, ...pages]);
   const rows = [...seen].map(([key, what]) => element("tr", {}, element("td", {}, element("kbd", {}, key)), element("td", {}, what)));
   const dialog = element("dialog", { "aria-label": "Keys" }, element("h2", {}, "Keys"), element("table", {}, element("tbody", {}, ...rows)), element("form", { method: "dialog", className: "row" }, element("button", { className: "main" }, "Close")));
   document.body.append(dialog);
