@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.browser.conftest import Told, elsewhere
+from tests.browser.conftest import Told, elsewhere, serving
+from tests.support import chromium
+
+from holdfast import App
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -53,3 +58,33 @@ def test_a_hidden_tab_asks_for_nothing(story: Told, window: Callable[..., Any]) 
         page.get_by_role("button", name="Resume gpu").wait_for()
     finally:
         elsewhere(story.app.queues.resume, "gpu")
+
+
+def test_what_comes_with_the_end_of_a_call_is_shown(tmp_path: Path, window: Callable[..., Any]) -> None:
+    chromium.browser()
+    app = App(f"sqlite:///{tmp_path}/shop.db", name="new", poll_interval_seconds=0.2)
+
+    @app.task(name="fail")
+    def fail() -> None:
+        raise ValueError("no such customer")
+
+    def run() -> None:
+        with app.runner(concurrency=1), contextlib.suppress(Exception):
+            call.result(timeout=30)
+
+    with app, serving(app) as address:
+        opened = window(address=address)
+        page = opened.open("/")
+        page.get_by_text("What to do next").wait_for()
+        page.locator(".live-state", has_text="live").wait_for()
+        call = elsewhere(fail.submit)
+        page.get_by_role("heading", name="Queues").wait_for()
+        assert page.get_by_text("What to do next").count() == 0
+        page = opened.open(f"/invocations/{call.id}")
+        page.locator("h1", has_text="registered").wait_for()
+        page.locator(".live-state", has_text="live").wait_for()
+        elsewhere(run)
+        page.locator("h1", has_text="failed").wait_for()
+        page.locator("#failures", has_text="no such customer").wait_for()
+        page.get_by_role("button", name="Rerun").first.wait_for()
+        assert page.title().startswith("fail failed")

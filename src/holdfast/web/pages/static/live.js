@@ -2,7 +2,9 @@
 //
 // A region is an element with an id and `data-live`. A region waits while the pointer is over a control in it, a
 // field in it has the focus, or the keyboard was used in it in the last seconds. The regions before it wait too: they
-// would move it. What the user has just done is shown at once. Nothing is fetched while the tab is hidden.
+// would move it. What the user has just done is shown at once. Nothing is fetched while the tab is hidden. Where regions
+// have come or gone, as the errors of a call that has failed, the whole page is replaced, once no region has to wait;
+// but not where something may be half written in a form.
 const PAUSE = 1000; // at least, between two updates
 const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
 
@@ -68,6 +70,11 @@ async function update() {
     if (!answer.ok) return say(`the server answered ${answer.status}`);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const waiting = all ? [] : busy();
+    document.title = fresh.title;
+    if (idsOf(fresh) !== idsOf(document) && !document.querySelector("main form")) {
+      if (waiting.length) wanted = true;
+      else return replace(document.querySelector("main"), fresh.querySelector("main"));
+    }
     for (const region of regions()) {
       const other = fresh.getElementById(region.id);
       if (!other || other.outerHTML === region.dataset.shown) continue;
@@ -84,7 +91,8 @@ async function update() {
   }
 }
 
-const regions = () => [...document.querySelectorAll("[data-live][id]")];
+const regions = (of = document) => [...of.querySelectorAll("[data-live][id]")];
+const idsOf = (of) => regions(of).map((each) => each.id).join(" ");
 
 function busy() {
   const about = pointer?.isConnected ? pointer.closest?.(CLICKABLE) : null;
@@ -102,11 +110,11 @@ function busy() {
 function replace(region, other) {
   const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
   const focused = region.contains(document.activeElement) ? placeOf(region, document.activeElement) : null;
-  const shown = other.outerHTML;
+  const shown = region.matches("[data-live]") ? other.outerHTML : "";
   region.className = other.className;
   region.hidden = other.hidden;
   region.replaceChildren(...other.childNodes);
-  region.dataset.shown = shown;
+  if (shown) region.dataset.shown = shown;
   for (const each of region.querySelectorAll("details")) {
     if (open.has(each.dataset.key || each.querySelector("summary")?.textContent)) each.open = true;
   }
