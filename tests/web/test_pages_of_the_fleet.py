@@ -18,10 +18,9 @@ from holdfast import App
 from holdfast.errors import StoreUnavailable
 from holdfast.model.records import Quarantined, RunnerRecord, WorkerRecord
 from holdfast.runtime.engine import Engine
-from holdfast.showing import length
 from holdfast.web import web_app
 from holdfast.web.asgi import WebApp
-from holdfast.web.pages.charts import Axes, Series, Slot, cycle, lines
+from holdfast.web.pages.charts import Axes, Series, Slot, cycle, lines, time
 from holdfast.web.pages.overview import linked, quoted
 from holdfast.web.pages.table import FILES
 from holdfast.web.principals import Role
@@ -206,11 +205,15 @@ def test_slots_are_drawn_on_the_cycle() -> None:
 
 
 def test_a_value_between_gaps_is_a_dot_and_axes_are_written_in_units() -> None:
-    drawn = lines(
-        "waits", [0.0, 60.0, 120.0, 180.0], 240.0, [Series("p95", [0.02, None, 0.03, 0.04], "c1")], (), length
-    )
+    drawn = lines("waits", [0.0, 60.0, 120.0, 180.0], 240.0, [Series("p95", [0.02, None, 0.03, 0.04], "c1")], (), time)
     assert [line.is_dot for line in drawn.lines] == [True, False]
-    assert [text for _, text in drawn.grid] == ["0s", "25ms", "50ms"]
+    assert [text for _, text in drawn.grid] == ["0", "25ms", "50ms"]
+
+
+def test_times_on_an_axis_are_short() -> None:
+    assert [time(each) for each in (0.0, 0.0005, 0.5, 2.5, 50.0, 500.0, 1000.0, 50_000.0, 2e6)] == [
+        *("0", "0.5ms", "500ms", "2.5s", "50s", "8.3m", "17m", "14h", "23d")
+    ]
 
 
 def test_a_short_span_counts_from_its_start() -> None:

@@ -201,6 +201,14 @@ def nice_top(value: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
+def time(seconds: float) -> str:
+    """Return a duration for an axis, in one unit."""
+    for size, name in ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        if seconds >= size:
+            return f"{seconds / size:.2g}{name}" if size > 1 else f"{seconds:g}s"
+    return f"{seconds * 1000:g}ms" if seconds else "0"
+
+
 def short(value: float) -> str:
     """Return a number for an axis."""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

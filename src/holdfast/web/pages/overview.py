@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.runtime.queues import Queue
-from holdfast.showing import brief, length
+from holdfast.showing import brief
 from holdfast.stats import Figures, Stats
 from holdfast.stats.api import FailureGroup
-from holdfast.web.pages.charts import Drawn, Series, lines
+from holdfast.web.pages.charts import Drawn, Series, lines, time
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.problems import about
 from holdfast.web.reading.health import GOOD, MOST_COUNTED, AppHealth, HealthSign, capital, judged
@@ -111,7 +111,7 @@ def draw_latency(stats: Stats) -> Drawn:
         Series("running: p95", percentile("run", 95), "c4"),
         Series("waiting: p95", percentile("wait", 95), "c2"),
     ]
-    return _drawn("how long calls ran and waited, in seconds", stats, series, length)
+    return _drawn("how long calls ran and waited, in seconds", stats, series, time)
 
 
 def _times(figures: Figures, part: str, percent: int) -> float | None:

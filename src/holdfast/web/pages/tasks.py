@@ -7,7 +7,6 @@ from typing import Any
 
 from holdfast.model.names import unversioned
 from holdfast.runtime.app_runtime import DeclaredTask
-from holdfast.showing import length
 from holdfast.store.contract import Filter
 from holdfast.web.documents import figures_document
 from holdfast.web.pages import charts
@@ -53,7 +52,7 @@ async def task(asked: Asked) -> Callable[[], Context]:
             "figures": figures_document(stats.total),
             "failures": [(group, search_of(group, asked.query["since"])) for group in stats.failures],
             "ends": charts.columns("Calls that ended, over time", starts, stats.until, ends, height=160),
-            "times": charts.lines("How long they ran, in seconds", starts, stats.until, times, marks, length),
+            "times": charts.lines("How long they ran, in seconds", starts, stats.until, times, marks, charts.time),
             "latest": latest.document()["invocations"],
             "fields": [] if known.task is None else form_of(known.task),
             "spans": SPANS,
