@@ -41,8 +41,8 @@ class Picture(NamedTuple):
 
 
 PICTURES = (
-    Picture("overview", "/", 1360),
-    Picture("overview-dark", "/", 1360, "dark"),
+    Picture("overview", "/", 1210),
+    Picture("overview-dark", "/", 1210, "dark"),
     Picture("overview-phone", "/", 840, "light", 390),
     Picture("invocations", "/invocations", 900),
     Picture("invocation", "/invocations/{failed}", 1500),
