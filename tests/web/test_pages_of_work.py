@@ -5,6 +5,7 @@ stored, escaped; a preview touches nothing; an action does what its preview says
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 from tests.support.patience import eventually, patient
 from tests.web.shop import HOSTILE, TOKEN, BusyShop
 
+from holdfast import App
 from holdfast.web import web_app
 from holdfast.web.pages.filters import fields_of_schema
 from holdfast.web.pages.table import NAVIGATION
@@ -183,6 +185,25 @@ def test_a_hook_has_a_form_made_of_its_type(shop: BusyShop, get: Get, page: Any)
     assert "payload.by" in shown
     assert "payload.score" in shown
     page(f"/hook/{'0' * 64}", expected=404)
+
+
+def test_a_limit_names_who_holds_it_and_who_waits() -> None:
+    app, done = App("memory://", name="shop", api_token=TOKEN), Event()
+
+    @app.task(name="pack", limit=1, limit_by="customer")
+    def pack(customer: str) -> None:
+        done.wait(patient(30))
+
+    with app, TestClient(web_app(app), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        with app.runner(concurrency=2):
+            calls = [pack.submit("c-17") for _ in range(2)]
+            found = eventually(lambda: (each := client.get("/api/v1/limits/pack").json())["waiters"] and each)
+            shown = client.get("/limits/pack").text
+            done.set()
+        (waiter,), (key,) = found["waiters"], found["waiting"]
+        assert {waiter["id"], key["holders"][0]["id"]} == {call.id for call in calls}
+        assert waiter["label"] == "customer=c-17"
+        assert all(call.id in shown for call in calls)
 
 
 def test_fields_of_schemas() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.runtime.runs import WORLD_QUEUE
+from holdfast.web.pages.overview import quoted
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.reading.queues import MOST_COUNTED, MOST_KEYS, QueueReading
 from holdfast.web.routing import Asked
@@ -20,7 +21,7 @@ async def queues(asked: Asked) -> Callable[[], Context]:
 
 async def limit(asked: Asked) -> Callable[[], Context]:
     whole = await QueueReading(asked.runtime).limit(asked.path["name"])
-    return lambda: {"found": whole.document(), "most_keys": MOST_KEYS}
+    return lambda: {"found": whole.document(), "most_keys": MOST_KEYS, "quoted": quoted}
 
 
 PAGES = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.model.limits import task_of
+from holdfast.model.names import unversioned
 from holdfast.model.queues import QueuePause
 from holdfast.model.rates import LimitChange, is_rate_key, name_of_rate, shown_key
 from holdfast.model.records import InvocationRecord
+from holdfast.model.status import Status
 from holdfast.rates.api import Allowance, LimitAccess, LimitInForce, ranges_of
 from holdfast.rates.labels import label_of
 from holdfast.runtime.app_runtime import AppRuntime
@@ -16,11 +18,13 @@ from holdfast.runtime.queues import Queue, Queues
 from holdfast.showing import fields, moment
 from holdfast.store.contract import Filter, Order
 from holdfast.web.documents import Document, invocation_document
+from holdfast.web.reading.health import MOST_BLOCKED
 
 MOST_COUNTED = 1000  # calls of a queue
 MOST_KEYS = 100  # of a limit
 _KEYS = 50  # of a limit
 _HOLDERS = 20  # of a key
+_WAITERS = 20  # of a limit
 
 
 class QueueList(NamedTuple):
@@ -54,12 +58,23 @@ class LimitKey(NamedTuple):
         return {"key": shown_key(self.key), "label": self.label, "held": self.held, "holders": holders}
 
 
+class LimitWaiter(NamedTuple):
+    """A call that waits for a slot or for its start, and what its key stands for."""
+
+    record: InvocationRecord
+    label: str
+
+    def document(self) -> Document:
+        return invocation_document(self.record) | {"label": self.label}
+
+
 class WholeLimit(NamedTuple):
-    """A limit or rate: its keys with waiting calls, and what is left of its rate."""
+    """A limit or rate: its keys with waiting calls, the newest of these, and what is left of its rate."""
 
     limit: LimitInForce | None
     name: str
     keys: Sequence[LimitKey]
+    waiters: Sequence[LimitWaiter]
     allowances: Sequence[Allowance]
 
     def document(self) -> Document:
@@ -67,6 +82,7 @@ class WholeLimit(NamedTuple):
             "name": self.name,
             "limit": None if self.limit is None else LimitList([self.limit]).document()["limits"][0],
             "waiting": [each.document() for each in self.keys],
+            "waiters": [each.document() for each in self.waiters],
             "keys": [allowance_document(each) for each in self.allowances],
         }
 
@@ -87,10 +103,18 @@ class QueueReading:
         return LimitList(await self._limits.alist(most=MOST_KEYS + 1))
 
     async def limit(self, name: str) -> WholeLimit:
-        """Return one limit or rate, with the first of its keys for which calls wait."""
-        found = {each.name: each for each in (await self.limits()).limits}
+        """Return one limit or rate, with the first of its keys for which calls wait, and the newest of those."""
+        found = {each.name: each for each in (await self.limits()).limits}.get(name)
         keys = await self._runtime.arun(self.keys(name))
-        return WholeLimit(found.get(name), name, keys, await self._limits.aallowances(name, limit=_KEYS))
+        waiters = await self._runtime.arun(self._waiters({name} if found is None else {name, *found.tasks}))
+        return WholeLimit(found, name, keys, waiters, await self._limits.aallowances(name, limit=_KEYS))
+
+    async def _waiters(self, tasks: Collection[str]) -> Sequence[LimitWaiter]:
+        """Return calls of these tasks among the newest that wait for any limit: stores have no index by both."""
+        engine, wanted = await self._runtime.engine(), Filter(statuses=frozenset({Status.CONCURRENCY_CONTROLLED}))
+        records = await engine.store.find(engine.app, wanted, MOST_BLOCKED)
+        found = [each for each in records if each.task in tasks or unversioned(each.task) in tasks][:_WAITERS]
+        return [LimitWaiter(each, label_of(self._runtime, each, each.limit_key or "")) for each in found]
 
     async def keys(self, name: str) -> Sequence[LimitKey]:
         """Return the first keys of a limit for which calls wait. It runs on the engine's loop."""

@@ -99,7 +99,12 @@ ROUTES = (
     action("/queues/{name}/pause", pause_queue, "let no runner take work from a queue", "queue.pause"),
     action("/queues/{name}/resume", resume_queue, "end the pause of a queue", "queue.resume"),
     ApiRoute("GET", "/limits", list_limits, "list limits and rates, and for how many keys calls wait (101: or more)"),
-    ApiRoute("GET", "/limits/{name}", show_limit, "show a limit or rate: which calls hold it, and when others start"),
+    ApiRoute(
+        "GET",
+        "/limits/{name}",
+        show_limit,
+        "show a limit or rate: which calls hold it, which wait, and when others start",
+    ),
     action("/limits/{name}/set", set_limit, "change a limit or a rate until it is cleared", "limit.set", SetLimit),
     action("/limits/{name}/clear", clear_limit, "end the change of a limit or rate", "limit.clear"),
 )
