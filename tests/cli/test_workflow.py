@@ -571,7 +571,7 @@ def test_a_long_log_is_drawn_in_part_and_open_calls_always() -> None:
         ("asleep", ["It waits for wait#1: a sleep until 20", ", in 59m", "shop.py:", ", for "]),
         ("shipping", ["ship#1: attempt 2 at 20", ", in 59m", "after OSError: no truck", "; the first was "]),
         ("rendering", ["render#1: the step on the queue 'gpu', as ", "waiting, for ", "no runner is alive"]),
-        ("waiting", ["invoice#1: the child ", "waiting, for ", "not due for another 59m"]),
+        ("waiting", ["invoice#1: the child ", "waiting, for ", "not due for another "]),
     ],
 )
 def test_why_names_what_is_waited_for_and_since_when(runs: Runs, holdfast: Command, name: str, says: list[str]) -> None:
