@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, c
 
 from holdfast import errors
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
-from holdfast.codec import Codec, Payloads, damage_of, references
+from holdfast.codec import MARK, Codec, Payloads, damage_of, references
 from holdfast.executors.context import context
 from holdfast.ids import InvocationId
 from holdfast.model import changes
@@ -457,7 +457,8 @@ class End(NamedTuple):
 async def end_of(engine: Engine, record: InvocationRecord) -> End:
     error = record.error.data if record.error is not None else None
     try:
-        wanted = (*references(record.result), *references(error))
+        apart = [data for data in (record.result, error) if data is not None and data[:1] == MARK]
+        wanted = [reference for data in apart for reference in references(data)]
         return End(record, await engine.payloads.fetch(wanted) if wanted else {})
     except errors.PayloadLost as lost:
         raise errors.PayloadLost(_unreadable(record, lost, is_damaged=True)) from lost

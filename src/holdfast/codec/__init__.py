@@ -150,7 +150,7 @@ class Codec:
         where a payload is not at hand.
         """
         try:
-            known, body = split(data)
+            known, body = split(data) if data[:1] == MARK else ((), data)
             shelf = Shelf(known, payloads, describe=describe) if known else None
             return msgspec.msgpack.decode(body, ext_hook=self._reader(self._by_name, shelf).hook)
         except Exception as error:
@@ -222,12 +222,12 @@ class Codec:
 
     def pack(self, value: object, limits: SizeLimits, *, at: str = "value") -> Packed:
         """Encode a value, as `encode` does; a value of more than `limits.inline` bytes is stored apart whole."""
+        data = value if type(value) is bytes and len(value) > limits.inline else self.encode(value, at=at)
+        if len(data) <= limits.inline:
+            return Packed(data)
         spill = Spill(limits, None, self.name_payload)
         try:
-            if type(value) is bytes and len(value) > limits.inline:
-                return spill.packed(pack(spill.put_out(value, is_value=True).ext))
-            data = self.encode(value, at=at)
-            return Packed(data) if len(data) <= limits.inline else spill.packed(pack(spill.put_out(data).ext))
+            return spill.packed(pack(spill.put_out(data, is_value=data is value).ext))
         except Refused as refused:
             path, why = refused.locate(at)
             raise NotEncodable(f"{path} {why}", path=path) from None

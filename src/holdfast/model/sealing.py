@@ -43,6 +43,8 @@ _AS_JSON = frozenset({"metadata"})  # any value of JSON, not only bytes
 _AS_TEXT = frozenset({"token", "secret"})
 _OTHERS = frozenset({"attributes", "retries", "retention", "headers", "schema"})  # their keys are names that users give
 _TEXT = "<encrypted>:"  # before base64, where a text or a JSON value stood
+# A body without these has no sealed values, and is not decoded. The first digit of base64 has 6 bits of the mark.
+_SEALED_STARTS = (b'"' + base64.b64encode(MARK)[:1], f'"{_TEXT}'.encode())
 _state = msgspec.msgpack.Decoder(tuple[str, str, bytes | None])
 _notes = msgspec.msgpack.Decoder(tuple[str, bytes | None, tuple[LogLine, ...]])
 _pack = msgspec.msgpack.encode
@@ -346,7 +348,7 @@ def missing_for_write(write: Write) -> str:
 def missing_for_entry(entry: Entry) -> str:
     """Return the key that the values in an entry need; empty if it has none that are sealed."""
     names = _FIELDS.get(entry.kind)
-    if names is None:
+    if names is None or not any(start in entry.body for start in _SEALED_STARTS):
         return ""
     collector = KeyCollector()
     try:

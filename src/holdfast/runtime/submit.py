@@ -21,7 +21,6 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.model.changes import Applied, key_freed
 from holdfast.model.identity import key_is_over
-from holdfast.model.names import is_core
 from holdfast.model.pacing import Debounce, amended
 from holdfast.model.records import Hint, InvocationRecord, lane_of, work_hint
 from holdfast.runtime.outage import cancel_tasks
@@ -44,6 +43,7 @@ class Submitter:
         self._store = engine.store
         self._payloads = engine.payloads
         self._hub = engine.hub
+        self._is_core = engine.is_core
         self.telemetry = engine.telemetry
         self._waiting: set[asyncio.Task[None]] = set()
         self._blocking = engine.store if isinstance(engine.store, BlockingInsert) else None
@@ -99,7 +99,7 @@ class Submitter:
         if payloads and self._store.now() - kept_at > UNWANTED_SECONDS / 2:  # the host slept, say
             await self._payloads.keep(payloads)
         crashpoint("submit.after")
-        self._hub.send(_hint(records), abroad=not is_core(records[0].app))  # a runner performs its own core tasks
+        self._hub.send(_hint(records), abroad=not self._is_core)  # a runner performs its own core tasks
         self._tell(records, stored)
         return [None] * len(records) if all(stored) else await self._yield(records, stored, debounce)
 
