@@ -15,7 +15,7 @@ from tests.store.mongo.tools import opened, play
 from holdfast.ids import ALPHABET
 from holdfast.model.pacing import amended
 from holdfast.store.mongo import queries
-from holdfast.store.mongo.contention import Contention
+from holdfast.store.mongo.claims import Contention
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, wish
 

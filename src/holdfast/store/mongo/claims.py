@@ -25,6 +25,7 @@ from pymongo.errors import BulkWriteError, OperationFailure
 
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord
+from holdfast.ids import ALPHABET
 from holdfast.model.changes import Change, apply_to
 from holdfast.model.claims import Claim, Claimed, bounds_of, claimed, next_starts, turned_away
 from holdfast.model.limits import Allotment, Held, Holder, Release, allot, limit_of
@@ -32,7 +33,6 @@ from holdfast.model.rates import RateBuckets, rate_for
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import AVAILABLE
 from holdfast.store.mongo import buckets, queries, schema
-from holdfast.store.mongo.contention import Contention
 from holdfast.store.mongo.documents import Document, key_of, pipeline, updates_of
 from holdfast.store.mongo.invocations import Invocations, anything, held_slots
 from holdfast.store.mongo.lane_scanner import LaneScanner, seen_in
@@ -45,6 +45,11 @@ _MAX_ROUNDS = 3
 _WIDER = 4  # how much more is looked at in the next round, where some cannot be taken
 _WINDOW = 50  # how many candidates are looked at where some of them may be blocked
 _MAX_WINDOWS = 8
+_MAX_SHARES = 16
+_TO_THE_HEAD = 1 / 16
+_CALM_SECONDS = 1.0
+_ENOUGH = 0.9  # of what was chosen: less is a collision
+_ROW = 64
 
 
 class Claims:
@@ -364,3 +369,57 @@ def _with(before: Claimed, more: Claimed) -> Claimed:
 def _as_read(record: InvocationRecord, change: Change) -> Change:
     """Let a change hold only while the record is as it was read: due, and for the same epoch."""
     return replace(change, version=record.version, epoch=record.epoch)
+
+
+class Contention:
+    """Keeps claimers apart that want the same invocations, without communication between them.
+
+    A lone claimer takes the head of the queue, in exact order. Of several claimers that do so, all but one have
+    looked and written in vain. So a claimer that finds others faster divides the queue by the last character of the
+    ids, and takes the first of one share only: two shares, four, up to sixteen, and another share after each
+    collision. Sixteen claimers thus settle within a few claims, each with a share of its own, and nothing is
+    written for it. The server selects the share while it reads the index.
+
+    A share without work is followed by a look at the head of all, and so is every sixteenth claim: invocations of a
+    share without a claimer are the oldest there, or the most urgent. After each second without a collision the
+    shares are doubled in size, until there is one again.
+
+    Claims of one, in one command, notice no collision: the server repeats them silently. So after 64 claims in a
+    row one looks first, to learn.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.shares = 1
+        self._mine = 0
+        self._learned_at = float("-inf")
+        self._at_head = True  # whether the last look went there
+        self._row = 0
+
+    def share(self, at: float) -> str | None:
+        """Return the ids to look for, as a regular expression; None: all."""
+        if self.shares > 1 and not 0 <= at - self._learned_at < _CALM_SECONDS:
+            self._divide(self.shares // 2, at)
+        self._at_head = self.shares == 1 or self._rng.random() < _TO_THE_HEAD
+        if self._at_head:
+            return None
+        size = len(ALPHABET) // self.shares
+        return f"[{ALPHABET[self._mine * size : (self._mine + 1) * size]}]$"
+
+    def learn(self, chosen: int, got: int, at: float) -> None:
+        """Learn how many of the chosen records could be taken."""
+        self._row = 0
+        if got < chosen * _ENOUGH and (self.shares == 1 or not self._at_head):
+            self._divide(min(self.shares * 2, _MAX_SHARES), at)
+
+    def took_head(self, found: bool) -> None:
+        """Learn whether a claim of one found a head to take."""
+        self._row = self._row + 1 if found else 0
+
+    @property
+    def looks_first(self) -> bool:
+        """Return whether a claim of one looks before it takes."""
+        return self.shares > 1 or self._row >= _ROW
+
+    def _divide(self, shares: int, at: float) -> None:
+        self.shares, self._mine, self._learned_at = shares, self._rng.randrange(shares), at
