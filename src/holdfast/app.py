@@ -175,10 +175,10 @@ class App:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
 
-        Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names
-        under which stored work may still call for it. A coroutine function shares one event loop with the others; a
-        plain function gets a thread. ``executor="process"`` runs either in a process of its own, which may crash or
-        compute without harm to others.
+        Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names under
+        which stored work may still call for it. A coroutine function shares one event loop with the others; a plain
+        function gets a thread. ``executor="process"`` runs either in its own process, which may crash or compute
+        without harm to others.
 
         An invocation of a crashed runner is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. By
         default, an exception is final; `retries` is a number of further attempts, or a policy

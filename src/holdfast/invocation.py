@@ -405,7 +405,7 @@ class Invocation(Handle, Generic[R]):
 
 
 async def overdue(runtime: AppRuntime, engine: Engine, id: InvocationId, timeout: float | None) -> str:
-    """Return what to tell a caller that has waited for so long: what holds the invocation up."""
+    """Return the message of a timeout: what holds the invocation up."""
     (record,) = await get_all(engine.store, engine.app, [id])
     return (
         f"no result of {record.task} {id} within {format_duration(timeout or 0.0)}; it is {record.status}: "

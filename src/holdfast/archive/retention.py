@@ -1,6 +1,6 @@
 """Retention: remove ended invocations after their retention time.
 
-Each batch has a bounded size and is a write of its own, so that other writers do not wait long. A store that removes by
+Each batch has a bounded size and is its own write, so that other writers do not wait long. A store that removes by
 itself (`Ability.TTL`) removes what has no logs: those of runs and streams have to go before their invocation.
 """
 

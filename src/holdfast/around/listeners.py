@@ -1,9 +1,9 @@
-"""Listeners: user code that is told what has become of invocations, by the process that has written it.
+"""Listeners: user code that is called when an invocation reaches a stage, in the process that wrote the change.
 
-The engine never waits for them. A subscriber of telemetry puts what has happened into a queue, and a thread with a loop
-of its own calls the listeners, one after the other. A queue that is full drops what comes, and says so. What a listener
-raises is logged. A process that ends gives them a moment to finish; what is left then, and what a kill takes with it,
-is lost: triggers are for what must happen.
+The engine never waits for them. A subscriber of telemetry puts each event into a queue, and a thread with its own loop
+calls the listeners, one after the other. A full queue drops events and logs that. Errors of listeners are logged. A
+process that ends gives the listeners a moment to finish. Events that are left then, or when the process is killed, are
+lost: use triggers for work that must happen.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ class Listeners:
     # --- the end
 
     def settle(self, seconds: float = END_SECONDS) -> bool:
-        """Wait until all is told, but no longer than that. Return whether it is. Not on their own thread."""
+        """Wait up to `seconds` until all events are delivered. Return whether they are. Not for use on the listeners'
+        own thread.
+        """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return True

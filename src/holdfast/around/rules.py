@@ -20,10 +20,10 @@ STAGES = ("submitted", "started", "retried", "succeeded", "failed", "last_failur
 
 
 class LifecycleEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listener is told: that an invocation has reached a stage of its life.
+    """The argument of a listener: an invocation has reached a stage of its life.
 
-    `at` is when, in seconds since the epoch. `attempt` counts starts. `error_type` and `error` are those of a failure,
-    `due_at` is when the next attempt follows. `is_stored` is False for an attempt of `try_here`, until it is retried.
+    `at` is when, in seconds since the epoch. `attempt` counts starts. `error_type` and `error` describe a failure,
+    `due_at` is the time of the next attempt. `is_stored` is False for an attempt of `try_here`, until it is retried.
     """
 
     stage: str
@@ -61,7 +61,7 @@ KINDS: Mapping[type[e.Event], frozenset[str]] = {
 
 
 def told_by(event: e.Event) -> Iterator[LifecycleEvent]:
-    """Yield what listeners are told about an event, in order."""
+    """Yield the stages that an event of telemetry reports to listeners, in order."""
     match event:
         case e.Submitted(records):
             for record in records:

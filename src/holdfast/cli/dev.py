@@ -1,11 +1,11 @@
 """``holdfast dev``: a runner and the pages of an app, in one terminal, until Ctrl-C.
 
 Two child processes do the work: a runner with ``--reload``, and the hidden command ``dev-pages``. Both import the
-user's code, and start anew when it changes; this process imports none. It holds the listening socket, so the address
-stays while the pages start anew: a browser that comes meanwhile waits for a moment.
+user's code, and restart when it changes; this process imports none. It holds the listening socket, so the address stays
+while the pages restart: a browser that comes meanwhile waits for a moment.
 
-A child has one end of a socket, and stops when the other end is closed. So a stop is not lost while a child starts
-anew, and no child outlives this process. The runner is stopped first, and the pages show what it does until its end.
+A child has one end of a socket, and stops when the other end is closed. So a stop is not lost while a child restarts,
+and no child outlives this process. The runner is stopped first, and the pages show what it does until its end.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _show_address(out: Output, address: str, *, is_opened: bool) -> None:
 
 
 def may_open_browser(environ: Mapping[str, str], platform: str) -> bool:
-    """Return whether a browser with a window of its own is to be expected here."""
+    """Return whether a browser with its own window is to be expected here."""
     if environ.get("CI"):
         return False
     return platform == "darwin" or any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
@@ -173,7 +173,7 @@ class _StopSignals:
 
 
 class _Child:
-    """A command in a process and a session of its own: a signal of the terminal is for the parent only."""
+    """A command in a process and its own session: a signal of the terminal is for the parent only."""
 
     def __init__(self, *arguments: str, inherited: int | None = None) -> None:
         self._line, theirs = socket.socketpair()

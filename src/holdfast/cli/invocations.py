@@ -76,7 +76,7 @@ class ListFilter:
         }
 
     def keep(self, app: App) -> Keep | None:
-        """Return what tells whether an invocation that the store has found is meant; None if all are."""
+        """Return a predicate that selects invocations among those found by the store; None if all are selected."""
         kind = self.kind
         by_queue = kind is None or (kind is InvocationKind.WORLD and not self.queue)
         if by_queue and not self.workflows and self.since is None and self.until is None and self.key is None:
@@ -170,7 +170,7 @@ def show(
     """Show everything about one invocation.
 
     With --follow, print each change first: its status, its progress, its log lines. With --json and --follow each is a
-    document on a line of its own.
+    document on its own line.
     """
     record = found(app, id)
     if follow:

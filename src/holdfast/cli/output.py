@@ -96,7 +96,7 @@ class Output:
             print(as_json(facts, indent=2))
 
     def document_line(self, facts: Mapping[str, Any]) -> None:
-        """Print one of many documents, each on a line of its own, as soon as it is there."""
+        """Print one of many documents, each on its own line, as soon as it is there."""
         if self.json:
             print(as_json(facts), flush=True)
 

@@ -1,7 +1,7 @@
 """Start a command anew when the code of its folder changes.
 
-Starting anew is executing the same command again in the same process. Files are compared twice a second. While a
-changed file is no Python, the old code runs on. Code that cannot be imported is waited for.
+Restarting is executing the same command again in the same process. Files are compared twice a second. While a changed
+file is no Python, the old code runs on. Code that cannot be imported is waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Seen = dict[Path, tuple[int, int]]
 
 
 class RestartWatch(abc.ABC):
-    """Looks in a thread for a reason to start anew; `why` is what it has found."""
+    """Looks in a thread for a reason to restart; `why` is what it has found."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
@@ -76,7 +76,7 @@ def start_anew() -> NoReturn:
 
 
 def start_anew_after_a_change(before: Seen) -> NoReturn:
-    """Start anew after any file changes: it is unknown which files code would load that cannot be imported."""
+    """Restart after any file changes: it is unknown which files code would load that cannot be imported."""
     while files_now() == before:
         time.sleep(LOOK_SECONDS)
     start_anew()
@@ -85,7 +85,7 @@ def start_anew_after_a_change(before: Seen) -> NoReturn:
 def stop_with_parent(line: int) -> None:
     """Have this process get SIGTERM when the other end of a socket is closed: its parent has ended, or wants that.
 
-    A signal could come while this process starts anew, and be lost. The socket stays open.
+    A signal could come while this process restarts, and be lost. The socket stays open.
     """
 
     def watch() -> None:

@@ -3,7 +3,7 @@
 The runner supervises worker processes, which run the tasks; with ``--workers 0`` it runs them itself. The command
 ``worker`` is what it starts them with.
 
-With ``--reload`` it starts anew when a source file of this folder changes. The runner stops as it would on a signal, so
+With ``--reload`` it restarts when a source file of this folder changes. The runner stops as it would on a signal, so
 nothing is lost. It also does so when its process cannot use the store any more: after the SQLite file was replaced, or
 while code in its own process has connections to a deleted log. It waits for as long as other runners wait until they
 declare it dead: until then the file may come back, or the code may close its connections.
@@ -219,7 +219,7 @@ def worker(
 
 
 def importable(out: Output, reference: str | None, before: Seen) -> App:
-    """Return the app. If it cannot be imported, and files are watched (`before`), start anew after a change."""
+    """Return the app. If it cannot be imported, and files are watched (`before`), restart after a change."""
     try:
         return app_for_tasks(out, reference)
     except HoldfastError as error:
@@ -445,11 +445,11 @@ class _Signals:
             self._runner.request_stop(hurry=self.heard > 1)
 
 
-# --- starting anew
+# --- restarting
 
 
 class Restart(RestartWatch):
-    """Starts anew when this process cannot use the store any more."""
+    """Restarts when this process cannot use the store any more."""
 
     def __init__(self, runner: EmbeddedRunner, settings: Settings) -> None:
         super().__init__()

@@ -37,8 +37,8 @@ def streams(
 ) -> None:
     """List the streams of an invocation, or print the chunks of one.
 
-    A text is printed as it is, any other value as JSON. With --json and --follow each item is a document on a line of
-    its own.
+    A text is printed as it is, any other value as JSON. With --json and --follow each item is a document on its own
+    line.
     """
     record = found(app, id)
     if stream is None:

@@ -15,9 +15,9 @@ from holdfast.web.reading.schedules import ScheduleReading
 def triggers(out: Output, app: App) -> None:
     """List the triggers: which task each calls, and when.
 
-    Runners store them when they start. "decided by" is data if any process can decide whether a trigger fires, and
-    code if that takes an invocation of its own, on a runner with that code. A retired trigger is in no code any more,
-    and does not fire.
+    Runners store them when they start. "decided by" is data if any process can decide whether a trigger fires, and code
+    if that takes its own invocation, on a runner with that code. A retired trigger is in no code any more, and does not
+    fire.
     """
     answer = app.runtime.run(ScheduleReading(app.runtime).triggers())
     out.document(document := answer.document())

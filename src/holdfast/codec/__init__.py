@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 NO_PAYLOADS: Payloads = MappingProxyType({})
-_WORTH_BYTES = 256  # a smaller value is not worth a payload of its own
+_WORTH_BYTES = 256  # a smaller value is not worth its own payload
 
 
 class Codec:

@@ -1,6 +1,6 @@
 """Sealed values: encrypted bytes that say which key opens them, and fit one place only.
 
-A sealed value begins as a value with payloads does, with `MARK`, and has a bit of its own in the count. So a store sees
+A sealed value begins as a value with payloads does, with `MARK`, and has its own bit in the count. So a store sees
 which payloads it refers to, and a reader without the key sees which key it lacks. What follows is AES-256-GCM. The
 place (app, id, field) and all that stands before the ciphertext are authenticated: a value that was changed, or moved
 to another place, is not opened.
@@ -124,7 +124,9 @@ class CipherKeys:
         return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])
 
     def name_payload(self, app: str, data: bytes) -> str:
-        """Return the name under which an app stores a payload: it tells nothing without the key, nor of other apps."""
+        """Return the name under which an app stores a payload: without the key it reveals nothing of the payload or of
+        other apps.
+        """
         return hmac.digest(self._name_key, hashlib.sha256(data).digest() + app.encode(), "sha256").hex()
 
     def seal(self, data: bytes, place: Place) -> bytes:

@@ -1,8 +1,8 @@
 """What the calls of a task run inside of: middleware, and the resources that its parameters get.
 
-A middleware is a context manager, made anew for each call. A plain one fits every task; an async one is entered on the
-loop of the worker if the task is a plain function. It may refuse a start by raising there. It cannot change an outcome:
-what it raises or swallows when it is left is reported, and counts for nothing.
+A middleware is a context manager, made for each call. A plain one fits every task; an async one is entered on the loop
+of the worker if the task is a plain function. It may refuse a start by raising there. It cannot change an outcome: what
+it raises or swallows when it is left is reported, and counts for nothing.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Call(NamedTuple):
     mark: str = ""  # its entry in the table of begun calls, and its ticket there; empty: it has none
     ticket: int = 0
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
-    waits: WaitPort | None = None  # is told when the call waits for other invocations
+    waits: WaitPort | None = None  # gets the call's waits for other invocations
     notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
     around: CallAround | None = None  # middleware and resources
     span: CallSpan | PassedSpan | None = None  # in which its code runs

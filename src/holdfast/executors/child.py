@@ -57,7 +57,7 @@ from holdfast.tracing import CallSpan, PassedSpan
 
 CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
 
-_LINGER_SECONDS = 0.01  # a wait that is over by then is not told of
+_LINGER_SECONDS = 0.01  # a shorter wait is not reported
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LEFT_TO_THE_PARENT = (signal.SIGINT, *_ENDING)
 _MAX_LETTERS = 32_000  # of one text of a record
@@ -245,7 +245,7 @@ def main(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _until_the_parent_closes() -> Iterator[None]:
-    """End in silence when the parent is gone or closes; with a code of its own if the connection was closed here."""
+    """End in silence when the parent is gone or closes; with its own code if the connection was closed here."""
     try:
         yield
     except EOFError:
@@ -512,7 +512,9 @@ class _Worker:
 
 
 class SentChunks(ChunkBuffer):
-    """The chunks of a call in this process. What is sent has left it; the parent tells when it is durable."""
+    """The chunks of a call in this process. Chunks leave it when they are sent; the parent reports when they are
+    durable.
+    """
 
     def __init__(self, notify: Callable[[], object]) -> None:
         super().__init__(notify)
@@ -530,8 +532,8 @@ class SentChunks(ChunkBuffer):
 
 
 class ChunkSender:
-    """Send the chunks of the call that runs to the parent, on a thread of its own: nothing may be raised in the middle
-    of a message, as it may on the main thread.
+    """Send the chunks of the call that runs to the parent, on its own thread: nothing may be raised in the middle of a
+    message, as it may on the main thread.
     """
 
     def __init__(self, channel: Channel[Any]) -> None:
@@ -576,7 +578,7 @@ class ChunkSender:
                 self._channel.send(FlushAsked(number))
 
     def take(self, news: StreamNews) -> None:
-        """Take what the parent tells the call that runs; in the handler of a signal."""
+        """Take the parent's messages for the running call; in the handler of a signal."""
         if (buffer := self._buffer) is None:
             return
         if news.stream:

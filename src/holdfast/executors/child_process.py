@@ -1,10 +1,10 @@
 """Child processes: how worker processes and processes for tasks are started, talked to and ended.
 
 **Start.** A child is a new interpreter, never a fork: a fork of a process with threads inherits locks that no thread
-will release. It leads a process group of its own, so Ctrl-C at the terminal reaches its parent alone, and the programs
-that a task has started end with it. It inherits one side of a socket pair, its only connection to its parent. It is
-not a child of `multiprocessing`: such a child may not have children, or holds up the end of its parent; it runs the
-parent's main module even if no task lives there; and another thread may take its exit status.
+will release. It leads its own process group, so Ctrl-C at the terminal reaches its parent alone, and the programs that
+a task has started end with it. It inherits one side of a socket pair, its only connection to its parent. It is not a
+child of `multiprocessing`: such a child may not have children, or holds up the end of its parent; it runs the parent's
+main module even if no task lives there; and another thread may take its exit status.
 
 **Messages.** Either side may send at any time. A message is one frame: the length of a head, the head (a tagged struct
 and the sizes of the parts, as MessagePack), then the parts as they are, so large bytes are not copied into a larger

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.2  # a waiting thread is open to exceptions that are raised in
 
 
 class Outgoing(NamedTuple):
-    """Something that a call says in a stream: a chunk, or that it is closed."""
+    """An item that a call writes to a stream: a chunk, or the close."""
 
     stream: str
     kind: int = CHUNK
@@ -41,7 +41,7 @@ class Outgoing(NamedTuple):
 
 
 class ChunkBuffer:
-    """The chunks of one call. `notify` tells the consumer, from any thread, that there is something to do."""
+    """The chunks of one call. `notify` wakes the consumer, from any thread."""
 
     def __init__(self, notify: Callable[[], object]) -> None:
         self._notify = notify
@@ -53,7 +53,7 @@ class ChunkBuffer:
         self._errors: dict[str, Exception] = {}
         self._reported: set[str] = set()  # streams whose errors were raised in the call
         self._cut: Exception | None = None
-        self.is_served = False  # the consumer comes by itself, and need not be told of each chunk
+        self.is_served = False  # the consumer polls: it need not be notified of each chunk
         # Of the consumer:
         self._taken: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class ChunkBuffer:
     # --- for the code of the call
 
     def put(self, item: Outgoing) -> Future[None] | None:
-        """Take a chunk. Return what to wait for before the next one; None: nothing. Raises `StreamClosed`."""
+        """Take a chunk. Return the future to wait for before the next chunk, or None. Raises `StreamClosed`."""
         self._check(item.stream)
         if item.stream in self._closed:
             if item.kind == CLOSE:
@@ -88,12 +88,14 @@ class ChunkBuffer:
         return room
 
     def flush(self, stream: str) -> Future[None]:
-        """Return what is done when all chunks of this call are durable. It raises if one of this stream was refused."""
+        """Return a future that is done when all chunks of this call are durable. It fails if a chunk of this stream was
+        refused.
+        """
         self._check(stream)
         return _checked(self.flushed(), lambda: self._check(stream))
 
     def flushed(self) -> Future[None]:
-        """Return what is done when all that was put is durable or refused."""
+        """Return a future that is done when each chunk is durable or refused."""
         flushed: Future[None] = Future()
         self._wanted.append(flushed)
         self._notify()
@@ -112,7 +114,7 @@ class ChunkBuffer:
     # --- for the consumer
 
     def take(self) -> list[Outgoing]:
-        """Return what was put. It counts as buffered until it is `written`."""
+        """Return the chunks that were put. They count as buffered until they are `written`."""
         wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
         items = [self._queue.popleft() for _ in range(len(self._queue))]
         for item in items:
@@ -126,7 +128,7 @@ class ChunkBuffer:
         return items
 
     def written(self, items: Iterable[Outgoing]) -> None:
-        """Note that these are durable, or refused."""
+        """Note that these chunks are durable, or refused."""
         for item in items:
             self._done[item.stream] += 1
             self._under_way -= 1
@@ -145,12 +147,12 @@ class ChunkBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all that was put is durable or refused."""
+        """Return whether each chunk is durable or refused."""
         return not self._queue and not self._under_way
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether something was taken that is not durable yet."""
+        """Return whether chunks were taken that are not durable yet."""
         return self._under_way > 0
 
     def refuse(self, stream: str, error: Exception) -> None:
@@ -158,8 +160,8 @@ class ChunkBuffer:
         self._errors.setdefault(stream, error)
 
     def forward(self, item: Outgoing) -> tuple[Future[None] | None, Exception | None]:
-        """Put what a process for tasks has sent. Return what to wait for, and why it was refused. Its code is not told
-        by that: see `mark_reported`.
+        """Put chunks that a process for tasks has sent. Return the future to wait for, and the error if they were
+        refused. This does not raise the error in the task's code: see `mark_reported`.
         """
         error = self._cut or self._errors.get(item.stream)
         if error is not None:
@@ -176,7 +178,7 @@ class ChunkBuffer:
         self._reported.update(streams)
 
     def cut(self, error: Exception) -> None:
-        """Take no more chunks at all, forget those that were not taken, and free waiting writers."""
+        """Refuse all further chunks, drop the chunks that were not taken, and free waiting writers."""
         self._cut = error
         self._queue.clear()
         for waiting in (self._wanted, self._waiting):
@@ -188,7 +190,7 @@ class ChunkBuffer:
 
     @property
     def unreported(self) -> Exception | None:
-        """Return why chunks were refused, if the call was not told."""
+        """Return the error by which chunks were refused, unless it was raised in the call."""
         return next((error for stream, error in self._errors.items() if stream not in self._reported), None)
 
 
@@ -198,7 +200,7 @@ def _resolve(future: Future[None]) -> None:
 
 
 def _checked(future: Future[None], check: Callable[[], None]) -> Future[None]:
-    """Return a future that is done when this one is, unless `check` raises then."""
+    """Return a future that follows `future`, and fails if `check` raises when that is done."""
     checked: Future[None] = Future()
 
     def done(_: Future[None]) -> None:
@@ -218,7 +220,7 @@ def _checked(future: Future[None], check: Callable[[], None]) -> Future[None]:
 
 
 class NothingToAwait(Coroutine[Any, Any, None]):
-    """What a call returns in a plain function: nothing is left to be awaited, and nothing complains if it is not."""
+    """The return value of a write in a plain function: awaiting it does nothing, and not awaiting it is no mistake."""
 
     def send(self, value: Any) -> Any:
         raise StopIteration
@@ -234,7 +236,7 @@ class NothingToAwait(Coroutine[Any, Any, None]):
 
 
 def waited_for(future: Future[None] | None) -> Awaitable[None]:
-    """Wait, on a thread without an event loop; on one with a loop, return what is to be awaited."""
+    """Wait, on a thread without an event loop; on a thread with a loop, return an awaitable."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

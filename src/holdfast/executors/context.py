@@ -27,7 +27,7 @@ from holdfast.telemetry.tasks import here
 if TYPE_CHECKING:
     from holdfast.executors.notes import CallNotes
 
-STEP = "step:"  # what the name of a step begins with that is an invocation of its own
+STEP = "step:"  # what the name of a step begins with that is its own invocation
 _SHOWN = "its steps show how far it is; for more, set attributes or write to a stream"
 _LOGGED = "its log is its checkpoint, and a step that is recorded does not run again"
 cancelled: set[str] = set()
@@ -146,7 +146,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return self._in_run("session").session
 
     def restart(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """End this life of a workflow's body, and begin it anew with these arguments and an empty log."""
+        """End this life of a workflow's body, and start over with these arguments and an empty log."""
         self._in_run("restart()").restart(args, kwargs)
         raise AssertionError("restart() has returned")
 

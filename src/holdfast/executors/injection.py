@@ -131,7 +131,7 @@ def filled(
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Return whether a value is of the type of an annotation, as far as that can be told at run time."""
+    """Return whether a value is of the type of an annotation, as far as that can be checked at run time."""
     origin = typing.get_origin(kind)
     if origin is typing.Union or origin is UnionType:
         return any(fits(value, each) for each in typing.get_args(kind))

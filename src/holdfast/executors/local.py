@@ -1,4 +1,4 @@
-"""Where calls run: on a thread each, on a loop of their own, or right here.
+"""Where calls run: on a thread each, on their own loop, or right here.
 
 Each executor takes calls in batches and gives outcomes back in batches: a finished call joins a batch, and
 the engine's loop is woken once for the batch, however many calls finish meanwhile. With calls of a few microseconds,

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, which user code cannot end."""
+"""An event loop in its own thread, which user code cannot end."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class CallNotes:
-    """The notes of one call. `notify` tells the consumer, from any thread, that there is something new."""
+    """The notes of one call. `notify` wakes the consumer, from any thread."""
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ SEND_SECONDS = 0.1
 
 
 class NoteSender:
-    """Send the notes of the call that runs here to the parent, on a thread of its own: nothing may be raised in the
-    middle of a message, as it may on the main thread. What follows soon is sent together.
+    """Send the notes of the call that runs here to the parent, on its own thread: nothing may be raised in the middle
+    of a message, as it may on the main thread. Notes that follow each other soon are sent together.
     """
 
     def __init__(self, send: Callable[[Noted], object]) -> None:

@@ -38,7 +38,7 @@ class StepData(dict[str, Any]):
 class StepPort:
     """The run, as one attempt of a step sees it. What the step sets is recorded together with its end."""
 
-    is_cancelled: bool | None = None  # None: the invocation tells
+    is_cancelled: bool | None = None  # None: the invocation records it
     complaint = ""  # why what it has set cannot be recorded
 
     def __init__(self, data: dict[str, Any], attributes: dict[str, str]) -> None:

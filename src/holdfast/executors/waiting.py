@@ -1,4 +1,4 @@
-"""Waits of user code for other invocations: what a call says about them, and when its code only waits.
+"""Waits of user code for other invocations: how a call reports them, and when all of its code waits.
 
 A call gives its slot back while all of its code waits. A function on a thread does one thing at a time, so it only
 waits as long as its wait lasts. A coroutine may have others run beside it: `only_waits` follows what asyncio lets it
@@ -37,7 +37,7 @@ class Wait:
 
 
 class WaitPort(Protocol):
-    """What a call tells of its waits: a worker, or in a process for tasks the way to it. All but `runs_on` and
+    """The receiver of a call's waits: its worker, or in a process for tasks the connection to it. All but `runs_on` and
     `main_task_of` is used on the engine's loop.
     """
 
@@ -50,11 +50,11 @@ class WaitPort(Protocol):
         ...
 
     def begin(self, wait: Wait) -> None:
-        """Note a wait that begins."""
+        """Note that a wait begins."""
         ...
 
     def only_waits(self, waits: frozenset[Wait]) -> None:
-        """Note that all code of a call waits, in these."""
+        """Note that all code of a call is in one of these waits."""
         ...
 
     def keeps_slot(self, wait: Wait, why: str) -> None:
@@ -68,14 +68,14 @@ class WaitPort(Protocol):
 
 @runtime_checkable
 class WorkerPort(WaitPort, Protocol):
-    """A worker, which is told of waits in its processes for tasks, too."""
+    """A worker, which also receives the waits of its processes for tasks."""
 
     def begin_elsewhere(self, wait: Wait, refuse: Callable[[str], None]) -> None:
         """Note that a call waits in another process. `refuse` is called if the wait is refused. From any thread."""
         ...
 
     def end_elsewhere(self, wait: Wait, go_on: Callable[[], None]) -> None:
-        """Note that it waits no more; `go_on` is called when its code may. From any thread."""
+        """Note that the call's wait is over; `go_on` is called when its code may continue. From any thread."""
         ...
 
 
@@ -99,7 +99,7 @@ def only_waits(main: asyncio.Task[Any], waiting: Collection[asyncio.Task[Any]]) 
 
 
 def _awaited_by(future: asyncio.Future[Any]) -> list[asyncio.Future[Any]] | None:
-    """Return the futures that this one waits for; None if that is not known, or if it does not wait."""
+    """Return the futures that a future waits for; None if that is unknown, or if it does not wait."""
     children: Any = getattr(future, "_children", None)  # of gather
     if children is not None:
         return list(children)
@@ -115,7 +115,7 @@ def _awaited_by(future: asyncio.Future[Any]) -> list[asyncio.Future[Any]] | None
 
 
 def _groups_left_by(task: asyncio.Task[Any]) -> Iterator[asyncio.TaskGroup]:
-    """Yield the group at whose end a task waits: the innermost of its coroutines is the end of that."""
+    """Yield the task group that a task is leaving: its innermost coroutine is the group's `__aexit__`."""
     innermost: Any = task.get_coro()
     while True:
         following = getattr(innermost, "cr_await", None) or getattr(innermost, "gi_yieldfrom", None)

@@ -1,8 +1,8 @@
 """Core tasks: Holdfast's own duties, run as ordinary tasks.
 
-They are stored, claimed, recovered and explained like a user's, in an app of their own beside the user's, so that they
-are in no list or count of the user. They run in the runner itself, where user code cannot starve them. Their schedules
-are stored and fired as usual, and their crons come from the settings. If a run is waiting already, another would find
+They are stored, claimed, recovered and explained like a user's, in their own app beside the user's, so that they are in
+no list or count of the user. They run in the runner itself, where user code cannot starve them. Their schedules are
+stored and fired as usual, and their crons come from the settings. If a run is waiting already, another would find
 nothing to do, and the tick passes. Of each core task one run is active at a time (running concurrency "task"), for at
 most a minute: a run that hangs must not keep the others from doing its work. A run that the store leaves without an
 answer is tried again 0.1 s later, then ever more seldom, six times in 6 s: the next tick would be a whole period later.

@@ -25,7 +25,7 @@ class EmbeddedRunner:
     """A runner inside this process, for scripts, tests and small services.
 
     Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the
-    dead-after time makes the runner look dead. A runner of its own (`holdfast run`) does not have this weakness.
+    dead-after time makes the runner look dead. A separate runner (`holdfast run`) does not have this weakness.
     """
 
     def __init__(

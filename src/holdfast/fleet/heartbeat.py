@@ -1,14 +1,14 @@
 """Send the heartbeats of a runner, and say what each answer proves.
 
 An answered heartbeat proves that the runner counts as alive from the moment it was sent; the permit to start work rests
-on that. If heartbeats fail for a while the runner cannot tell a dead store from its own bad connection, so afterwards
-it trusts its view of others only after a whole dead-after time of steady heartbeats. The same holds when the store's
-clock was set (or another member of a replica set, with a clock of its own, has become the primary): until all runners
-have sent heartbeats by the new time, the living look silent. A heartbeat that finds no entry means that the runner was
-declared dead: its work belongs to others.
+on that. If heartbeats fail for a while, the store may be down, or only this runner's connection. So afterwards the
+runner trusts its view of others only after a whole dead-after time of steady heartbeats. The same holds when the
+store's clock was set (or another member of a replica set, with its own clock, has become the primary): until all
+runners have sent heartbeats by the new time, the living look silent. A heartbeat that finds no entry means that the
+runner was declared dead: its work belongs to others.
 
-A heartbeat does not wait for the one before it. A heartbeat that is swallowed, by a connection that is open on this
-side only, say, would otherwise stop the others until a timeout that may be longer than the dead-after time.
+A heartbeat does not wait for the previous heartbeat. A half-open connection may swallow a heartbeat, and the timeout of
+its request may be longer than the dead-after time.
 """
 
 from __future__ import annotations

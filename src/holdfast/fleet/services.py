@@ -10,9 +10,9 @@ is over. A loop that hangs while its runner's heartbeats go on is reported by th
 no cycle until it moves again.
 
 Executions are entries of the store. The gate of a service is one entry: its body is the execution that is RUNNING, or
-the last one. To begin is to put the next version over what was read, so at most one is RUNNING. A runner
-that replaces an ended execution first writes it down as a line of the audit trail, an entry of its own, so no crash
-loses one: the trail is the lines and the gate.
+the last one. To begin is to put the next version over what was read, so at most one is RUNNING. A runner that replaces
+an ended execution first writes it down as a line of the audit trail, its own entry, so no crash loses one: the trail is
+the lines and the gate.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ OVERRUN = "overrun"
 NO_MARGIN = "no_margin"
 
 _SIT_OUT_CYCLES = 3
-# A runner looks once per check interval, at a moment of its own. Less than two looks in a slot prove nothing about it.
+# A runner looks once per check interval, at its own moment. Less than two looks in a slot prove nothing about it.
 _FAIR_LOOKS = 2
 
 

@@ -1,15 +1,14 @@
 """Worker processes: started, permitted, watched and replaced by their runner, which runs no user code itself.
 
-Each worker is a process with an owner's name of its own, new for each process. Its runner notices its death at once, by
-the end of the process, and takes back its invocations. A worker gets its permit to start work only from a heartbeat
-that has put it on the roster, and loses it when the store does not answer the runner. A worker whose runner is gone
-sees the end of the stream, hands back what it can and ends itself.
+Each worker is a process with its own owner's name, new for each process. Its runner notices its death at once, by the
+end of the process, and takes back its invocations. A worker gets its permit to start work only from a heartbeat that
+has put it on the roster, and loses it when the store does not answer the runner. A worker whose runner is gone sees the
+end of the stream, hands back what it can and ends itself.
 
-**Ending.** First all workers are told to stop. A worker that still runs user code after the drain timeout ends its
-process, threads and all, and the runner, which knows that the code is over, gives the work back; so it never runs in
-two places. A worker that retires (it has done its share of tasks, or has grown too large) takes its time, and its
-successor starts beside it, as long as there are not twice as many processes as workers: else tasks that take long would
-fill the machine with them.
+**Ending.** First the runner sends each worker a stop. A worker that still runs user code after the drain timeout ends
+its process with all threads. Then the runner gives the work back: the code is over, so it never runs in two places. A
+worker retires when it has done its share of tasks, or has grown too large. It finishes its calls while its successor
+starts. There are never more than twice as many processes as workers: long tasks would fill the machine with them.
 
 **Silence** (`WorkerWatchdog`). A worker ends by itself a call that is past its time. It cannot while code holds the
 interpreter lock, or while the process is stopped: then its runner kills it, also for a step of a run, whose time is
@@ -402,7 +401,7 @@ def refuse_bad_numbers(workers: int, max_tasks: int | None, memory_limit_bytes: 
 
 
 class WorkerWatchdog:
-    """Watch whether worker processes answer. `changed` is called when the roster has to be written anew."""
+    """Watch whether worker processes answer. `changed` is called when the roster has to be rewritten."""
 
     def __init__(
         self,

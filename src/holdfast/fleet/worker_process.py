@@ -1,13 +1,12 @@
 """A worker process, seen from both ends: its runner's (`WorkerProcess`) and its own (`AttachedWorker`).
 
-How it is started, talked to and ended is in `holdfast.executors.child_process`. Runner and worker are of one release
-and on one host, and the end of the stream means that the other side is gone.
+`holdfast.executors.child_process` starts it, exchanges messages with it and ends it. Runner and worker are of one
+release and on one host. The end of the stream means that the other side is gone.
 
-The worker claims while it is permitted, reports what it does, and ends when it is told to, when it has done its share
-of tasks, or when the stream ends: then its runner is gone, and what it holds is handed back rather than left to
-recovery. If the stream is there and the runner is silent, frozen say, until others have declared it dead, the worker
-ends as well. And if its own tasks keep it from the store, by connections to files that were deleted: with the process,
-these are closed.
+The worker claims while it has a permit, and reports its calls. It ends when the runner sends a stop, when it has done
+its share of tasks, or when the stream ends. Then its runner is gone, and the worker hands its calls back rather than
+leave them to recovery. It also ends if its runner is silent (frozen, say) until others have declared it dead. And it
+ends if connections of its own tasks to deleted files keep it from the store: they are closed with the process.
 """
 
 from __future__ import annotations

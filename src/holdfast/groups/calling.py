@@ -89,8 +89,8 @@ class Caller:
         )
 
     def _of_closed(self, call: InvocationRecord, there: InvocationRecord | None) -> list[InvocationRecord]:
-        """Return the call on errors, if a link was to be called whose chain was cancelled between two links: its place
-        is taken, and no link that runs tells of the cancellation.
+        """Return the call on errors, if a link was to be called whose chain was cancelled between two links: its id is
+        taken, and no running link reports the cancellation.
         """
         follow = call.terms.follow
         if follow is None or there is None or there.status is not Status.CANCELLED or there.terms.follow is not None:

@@ -1,7 +1,7 @@
 """Ends of many invocations, as they come.
 
-A look reads those whose end was told, and the first few that are open: hints may be lost. So waiting for 100,000 costs
-as much per look as waiting for a few hundred.
+A look reads invocations whose end was hinted, and the first few open ones: hints may be lost. So waiting for 100,000
+costs as much per look as waiting for a few hundred.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EndReader:
 
     @property
     def open(self) -> Sequence[InvocationId]:
-        """Return those whose end was not returned yet."""
+        """Return the invocations whose end was not returned yet."""
         return list(self._open.values())
 
     def _hinted(self, hint: Hint) -> None:
@@ -48,7 +48,9 @@ class EndReader:
             self._event.set()
 
     async def more(self, until: float | None) -> list[InvocationRecord]:
-        """Return ends that were not returned before, at least one; none if there is none until then, by the loop."""
+        """Return ends that were not returned before: at least one, or none if the deadline (by the loop's clock) passes
+        first.
+        """
         loop = asyncio.get_running_loop()
         while self._open:
             self._event.clear()
@@ -63,7 +65,7 @@ class EndReader:
         return []
 
     async def _look(self) -> list[InvocationRecord]:
-        """Read those that were told of; if there are none, the first ones, and others in turn."""
+        """Read invocations whose end was hinted; if there are none, the first open ones, and others in turn."""
         asked = [self._open[id] for id in islice(self._told, MOST_AT_ONCE) if id in self._open]
         for id in list(islice(self._told, MOST_AT_ONCE)):
             del self._told[id]

@@ -15,7 +15,7 @@ KEPT_SECONDS = 30 * 86_400.0  # of a group that nothing waits for
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A group. It `is_watched` if its end causes something: then its members tell it of their ends."""
+    """A group. It `is_watched` if its end causes something: then its members report their ends to it."""
 
     app: str
     id: InvocationId
@@ -40,7 +40,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def to_entry(record: GroupRecord, now: float) -> Entry:
-    """Return the entry. An open group is looked at, ever more seldom: its members tell when they end."""
+    """Return the entry. An open group is checked less and less often: its members report their ends."""
     is_open = record.is_watched and record.done_at is None
     pause = min(max(FIRST_LOOK_SECONDS, (now - record.created_at) / 4), LONGEST_LOOK_SECONDS)
     return Entry(

@@ -136,7 +136,7 @@ def is_failure(record: InvocationRecord | None) -> bool:
 
 
 def failure_of(record: InvocationRecord | None, id: str) -> dict[str, Any]:
-    """Return what a callback is told of a failure: plain data, readable without classes."""
+    """Return a failure as a callback gets it: plain data, readable without classes."""
     if record is None:
         return {"invocation": id, "task": "", "status": "removed", "type": "", "message": "it is not in the store"}
     error = record.error

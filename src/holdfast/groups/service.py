@@ -1,12 +1,12 @@
 """Groups in the store: whether all members have ended, and the one callback.
 
-A member names its group in the outbox of its end. The receiver reads the first member that has not ended as far as this
-process knows: one read for many ends, and no counter that could be wrong. When the last end is written, all
-others are in the store. So the reader that comes after it sees that all have ended, and submits the callback. Its id
-follows from the group, so several readers submit one callback. Ends that come during a check share the next one, and
-a check reads few more members than have ended, so the cost of an end does not depend on the size of its group.
+A member names its group in the outbox of its end. The receiver reads the first member that this process does not know
+to have ended: one read for many ends, and no counter that could be wrong. When the last end is written, all others are
+in the store. So the reader that comes after it sees that all have ended, and submits the callback. Its id follows from
+the group, so several readers submit one callback. Ends that come during a check share the next check. A check reads few
+more members than have ended, so the cost of an end does not depend on the size of its group.
 
-The duty looks at open groups now and then: a read that was too old, or a submit that died, leaves no group for ever.
+The duty checks open groups now and then, so a stale read or a submit that died leaves no group open for ever.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.telemetry.events import PutOff
 
 PAGE = 500
 FIRST_PAGE = 16  # members of the first read of a check; each read after it is twice as large
-FLOOR_STEP = 2000  # members, after which the others are told how far this process has looked
+FLOOR_STEP = 2000  # members, after which other processes can read how far this one has looked
 IDLE_SECONDS = 15.0
 OPEN_SECONDS = 2.0
 ABANDONED_SECONDS = 600.0  # without a submit that says that all members are stored
@@ -287,7 +287,7 @@ class Groups:
     # --- groups without news of their members
 
     async def tend(self, record: GroupRecord) -> None:
-        """Perform the duty for an open group: what its members should have told, and the end of a broken submit."""
+        """Perform the duty for an open group: find ends that its members did not report, and end a broken submit."""
         now = self._store.now()
         if now - record.created_at > ABANDONED_SECONDS and await self._whole(record) is None:
             return await self._abandon(record)
@@ -298,7 +298,7 @@ class Groups:
             await self.put(replace(left, version=left.version + 1))
 
     async def _abandon(self, record: GroupRecord) -> None:
-        """Close a group whose submit has never returned: what it has stored is cancelled, and nothing is called."""
+        """Close a group whose submit never returned: cancel its stored members, and submit no callback."""
         await self.cancel(record, reason="the submit of its group has died before all calls were stored")
         await self.change(record.id, done_at=self._store.now(), abandoned=True)
 

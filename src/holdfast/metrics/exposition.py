@@ -137,7 +137,7 @@ class Exposition:
         try:
             self._exact = {depth.name: depth for depth in await engine.store.queue_depths(engine.app, at)}
         except StoreError:
-            pass  # the next question tells that
+            pass  # the next query shows that
         except Exception as error:
             engine.telemetry.emit(DutyFailed("engine", "count the queues for /metrics", error))
         finally:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 OTHER = "other"
-MOST_NAMES = 100  # of tasks, and of queues, that have a label of their own
+MOST_NAMES = 100  # of tasks, and of queues, that have their own label
 SHARE = 20  # a question to the store is not repeated before so many times its duration have passed
 FRESH_SECONDS = 5.0  # nor before that
 
@@ -134,7 +134,7 @@ class Tables(msgspec.Struct, array_like=True):
 
 
 class LabelNames:
-    """The first names have a label of their own; all others share one."""
+    """The first names have their own label; all others share one."""
 
     def __init__(self, most: int = MOST_NAMES) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Changes of runs by their owner: a run lets go of its worker, to wait, to go on elsewhere, or to begin anew."""
+"""Changes of runs by their owner: a run lets go of its worker, to wait, to go on elsewhere, or to start over."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class LimitAccess:
                 continue
             try:
                 bucket = bucket_of(entry)
-            except CorruptRecord:  # the next claim writes it anew
+            except CorruptRecord:  # the next claim writes it again
                 continue
             found.append(_allowance(entry, bucket if rate is None else bucket.under(rate), now))
         shown = sorted(found, key=lambda each: (not each.waiting, each.next_at, each.key))[:limit]

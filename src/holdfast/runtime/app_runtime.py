@@ -211,7 +211,7 @@ class Bridge:
                 bridged.cut(_raise_broken)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work on the loop and wait here. Short work only, if this thread runs a loop of its own."""
+        """Run the work on the loop and wait here. Short work only, if this thread runs its own loop."""
         _check_guards(work)
         if threading.current_thread() is self._thread.thread:
             work.close()

@@ -165,8 +165,8 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
         retries: Policy | None = None,
         kept: Mapping[str, float | None] | None = None,
     ) -> Terms:
-        """Return the terms of each call; `retention_seconds` is for a task without a retention of its own. `retries`
-        and `kept`, by outcome, are of a single call.
+        """Return the terms of each call; `retention_seconds` is for a task without its own retention. `retries` and
+        `kept`, by outcome, are of a single call.
         """
         chosen = self.retries if retries is None else retries
         policy = None if isinstance(chosen, Never) else dump_policy(chosen)

@@ -148,7 +148,7 @@ class Engine:
 
     @property
     def core(self) -> Engine:
-        """Return the engine for core tasks, which lie in an app of their own on the same store."""
+        """Return the engine for core tasks, which lie in their own app on the same store."""
         if self._core is None:
             self._core = self.beside(core_app(self.app))
         return self._core

@@ -9,12 +9,12 @@ context. When the grace is over, or the timeout of an attempt, the call is ended
 coroutine is cancelled (once more), an exception is raised in a thread. A call that still runs a moment later cannot be
 stopped: it is given up, its record says so, and its slot stays taken until it ends.
 
-**Suspects.** Work that was running when its process died, and again when the next one did, runs in a process of its
-own. All calls of a worker share its process, so a crash is charged to each of them, and one is guilty. Isolated, the
-next crash strikes its cause alone: a poison pill ends after its own crashes, and its neighbours succeed. One crash
-alone makes no suspects: most come from the system or a person, and dozens of new processes at once would delay all
-work. Work that ran in two workers that had to be killed, since they did not answer while another call was past its
-time, is suspected likewise: it may hold the interpreter. A worker isolates only so many; the others wait in the queue.
+**Suspects.** Work that was running when its process died, and again when the next one did, runs in its own process. All
+calls of a worker share its process, so a crash is charged to each of them, and one is guilty. Isolated, the next crash
+strikes its cause alone: a poison pill ends after its own crashes, and its neighbours succeed. One crash alone makes no
+suspects: most come from the system or a person, and dozens of new processes at once would delay all work. Work that ran
+in two workers that had to be killed, since they did not answer while another call was past its time, is suspected
+likewise: it may hold the interpreter. A worker isolates only so many; the others wait in the queue.
 
 Some tasks cannot run in another process: those declared at a prompt, and those without a name to find them by. They
 stay where they always run. So do tasks of a program that cannot be imported: an attempt to isolate them shows that.
@@ -594,7 +594,7 @@ class Suspects:
         return tuple(sorted(self._elsewhere))
 
     def executor_for(self, record: InvocationRecord, task: TaskDefinition) -> ExecutorKind | None:
-        """Return where to run it this time; None: in a process of its own, for which there is no room now."""
+        """Return where to run it this time; None: in its own process, for which there is no room now."""
         if task.executor is ExecutorKind.PROCESS or not self._is_suspect(record):
             return task.executor
         if record.id in self._at_home or not self._can_be_found(task):
@@ -615,8 +615,8 @@ class Suspects:
         return True
 
     def on_isolated_outcome(self, id: str, outcome: Outcome) -> bool:
-        """Note an outcome. Return True if it could not begin in a process of its own, and is yet to be tried where its
-        task usually runs.
+        """Note an outcome. Return True if it could not begin in its own process, and is yet to be tried where its task
+        usually runs.
         """
         went = id in self._elsewhere
         self._elsewhere.discard(id)

@@ -215,7 +215,7 @@ class Limits:
 def _readable_bucket(entry: Entry | None) -> Bucket | None:
     try:
         return None if entry is None else bucket_of(entry)
-    except CorruptRecord:  # the next claim writes it anew
+    except CorruptRecord:  # the next claim writes it again
         return None
 
 

@@ -138,7 +138,7 @@ class Rerunner:
         self, record: InvocationRecord, request: str, due_at: float, new_key: bool, edited: Edited | None
     ) -> InvocationRecord:
         now, follow = self._store.now(), record.terms.follow
-        if follow is not None:  # a chain of its own
+        if follow is not None:  # its own chain
             follow = msgspec.structs.replace(follow, chain=None, place=0)
         effects_key = None if new_key else record.key_of_effects
         terms = msgspec.structs.replace(

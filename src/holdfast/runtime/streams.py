@@ -25,7 +25,7 @@ CHUNK, RESTART, CLOSED = "chunk", "restart", "closed"
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """An item of a stream. Indexes are dense: the item after this one has `index` + 1.
 
-    `kind` is chunk; or restart: the step, or the task, begins anew with this `attempt`, and what its earlier attempts
+    `kind` is chunk; or restart: the step, or the task, starts over with this `attempt`, and what its earlier attempts
     wrote is void; or closed: an attempt had closed the stream, and a later one has gone on. `step` is the call of a
     workflow's step that wrote it (``draft#1``); empty for a body or a task.
     """
@@ -126,7 +126,7 @@ class ChunkPort(Protocol):
         ...
 
     def begin_again(self, call: Call) -> None:
-        """Say in the streams of a task that it begins anew."""
+        """Say in the streams of a task that it starts over."""
         ...
 
     def hold(self, outcomes: Sequence[tuple[str, Outcome]], deliver: Deliver) -> Sequence[tuple[str, Outcome]]:

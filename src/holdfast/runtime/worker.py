@@ -644,7 +644,7 @@ class Worker:
         return self._running.isolated
 
     def count_started(self, count: int) -> None:
-        """Count calls that have begun; -1: one begins anew."""
+        """Count calls that have begun; -1: one starts over."""
         self.account.started += count
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             self._telemetry.emit(e.WorkerRetires(self.owner, f"it has started its {self._max_tasks} tasks"))

@@ -4,7 +4,7 @@ A runner's entry on the roster says which schedules its code declares. A schedul
 although one knows its task or another task of its module, is retired: kept with its uid and progress, and revived when
 a runner declares it again. A fleet that is down, or a runner with other modules, retires nothing.
 
-A damaged schedule that was quarantined is stored anew. A schedule that a user deleted comes back when a runner starts;
+A damaged schedule that was quarantined is stored again. A schedule that a user deleted comes back when a runner starts;
 a schedule that a user created under a declared name stays as it is. In a rolling deploy the schedules of the old and
 the new code are both there until the last old runner is gone.
 """

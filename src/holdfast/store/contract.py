@@ -134,7 +134,7 @@ def ignore(event: str, facts: Mapping[str, Any]) -> None:
 
 @runtime_checkable
 class BlockingInsert(Protocol):
-    """Of a store that writes on a thread of its own: other threads may wait for that thread, without the engine's."""
+    """Of a store that writes on its own thread: other threads may wait for that thread, without the engine's."""
 
     def insert_blocking(self, records: Sequence[InvocationRecord], committed: Callable[[], object]) -> Sequence[bool]:
         """Do as `Store.insert`. Not on an event loop that others rely on. `committed` is called on any thread, as soon
@@ -557,7 +557,7 @@ class Transaction(Protocol):
 
 class StepTransaction(Protocol):
     """A transaction that the store makes for a step: the step writes by its session, its page is appended by
-    `Store.joined`, and both are committed together. It is begun anew to run the step again.
+    `Store.joined`, and both are committed together. It is restarted to run the step again.
 
     Its coroutine functions suspend only if it was made with `is_async`: otherwise a thread without a loop drives them.
     """

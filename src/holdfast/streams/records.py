@@ -1,4 +1,4 @@
-"""What is stored of a stream: pages of events in a log of its own, and an entry that says that there is one."""
+"""What is stored of a stream: pages of events in its own log, and an entry that says that there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = (CHUNK, RESTART, CLOSE)
 
 
 class StreamEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A chunk, that a call begins anew (RESTART), or that a stream is closed (CLOSE).
+    """A chunk, that a call starts over (RESTART), or that a stream is closed (CLOSE).
 
     `call` is the step of a workflow that wrote it, empty for a body or a task, and `attempt` its attempt.
     """

@@ -65,7 +65,7 @@ def portion(sizes: Sequence[int]) -> int:
 
 def refusal(name: str, last: StreamEvent | None, written_by: str, event: StreamEvent, writer: str) -> Exception | None:
     """Return why nothing may follow the last event of a stream; None if it may. A stream that is closed stays closed,
-    unless a later attempt of the call that closed it begins anew.
+    unless a later attempt of the call that closed it starts over.
     """
     if last is None or last.kind != CLOSE:
         return None

@@ -4,7 +4,7 @@ A stream is served by one `OpenStream` per process and epoch of its writer, so t
 Pages of many streams that gather while a write is under way are one `append`. Before its first page:
 
 1. A step makes durable, in the log of its run, that it has begun and writes to this stream. So its next attempt has
-   another number, and knows which streams it has to begin anew.
+   another number, and knows which streams it has to start over.
 2. The entry of the stream is put. If it is there, the last page tells where the stream ends.
 3. The owner marks its invocation, so that this is kept until its chunks are removed. The write is refused to a zombie;
    and whatever a later owner writes is behind the end that was read before it, where it is collided with.
@@ -13,8 +13,8 @@ A page goes to the tail + 1. If that is taken, the chunks go behind what is ther
 (`Fenced`) or the stream is closed. No page is dropped while the store is away: it is tried again with the same
 operation id. Then buffers fill, and writers wait.
 
-A body's chunk is a page of its own, whose operation follows from the run and the call. If its owner dies before the log
-of the run has it, the next owner finds the page by that operation.
+A body's chunk is its own page, whose operation follows from the run and the call. If its owner dies before the log of
+the run has it, the next owner finds the page by that operation.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CallPort(msgspec.Struct, eq=False):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """An event that is to be written. One with an `operation` has a page of its own."""
+    """An event that is to be written. One with an `operation` has its own page."""
 
     event: StreamEvent
     item: Outgoing
@@ -199,7 +199,7 @@ class ChunkWriter:
         self._spawn(self._prepare_again(port))
 
     async def _prepare_again(self, port: CallPort) -> None:
-        """Find the streams that earlier attempts of a task have written to, and begin them anew."""
+        """Find the streams that earlier attempts of a task have written to, and restart them."""
 
         async def look(again: bool) -> list[str]:
             entries = await self._store.entries(self._app, KIND, subject=port.source.invocation)
@@ -211,7 +211,7 @@ class ChunkWriter:
         self._notified(port)
 
     def step_begins_again(self, key: str) -> None:
-        """Say in the streams that earlier attempts of a step have written to that it begins anew."""
+        """Say in the streams that earlier attempts of a step have written to that it starts over."""
         if (port := self.calls.get(key)) is not None:
             self._begin_again(port, sorted(port.source.earlier or ()))
 
@@ -396,7 +396,7 @@ class ChunkWriter:
         )
 
     def _next(self, stream: OpenStream) -> list[Pending]:
-        """Take the events of the next page: up to an event that closes the stream, or has a page of its own."""
+        """Take the events of the next page: up to an event that closes the stream, or has its own page."""
         waiting = stream.pending
         if waiting[0].operation:
             return [waiting.popleft()]

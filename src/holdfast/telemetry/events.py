@@ -255,7 +255,7 @@ class StopAsked(OfStore, frozen=True):
 
 
 class RestartDue(Event, frozen=True):
-    """The process cannot use the store any more: its runner starts anew after `seconds`, unless that changes."""
+    """The process cannot use the store any more: its runner restarts after `seconds`, unless that changes."""
 
     why: str
     seconds: float

@@ -346,7 +346,7 @@ class ReadConformance:
             for deep in (False, True):
                 findings = await store.check(deep=deep)
                 assert findings
-                # The suite's clock stands where it was put, so a store with a clock of its own rightly reports that.
+                # The suite's clock stands where it was put, so a store with its own clock rightly reports that.
                 assert [found for found in findings if not found.ok and found.subject != "clock"] == []
             assert list(await store.quarantined("shop")) == []
             await store.open()

@@ -481,7 +481,7 @@ class Harness:
         return _wrapped(call, noted)
 
     def _noted_run(self, call: Call) -> Call:
-        """Return the call of a body that is noted once per drain, however often the body begins anew."""
+        """Return the call of a body that is noted once per drain, however often the body starts over."""
         about: Any = call.about
         id = about.id
 

@@ -348,7 +348,7 @@ class Stage:
 
 
 def claim_until_empty(url: str, owner: str) -> list[str]:
-    """Claim one by one until nothing is left, in a process of its own."""
+    """Claim one by one until nothing is left, in its own process."""
 
     async def work() -> list[str]:
         store = open_by_url(url, clock=SystemClock())

@@ -65,7 +65,7 @@ class VirtualClock:
 
 
 def run_virtual(main: Callable[[VirtualClock], Coroutine[Any, Any, T]]) -> T:
-    """Run `main` on a virtual loop of its own, and hand it the clock."""
+    """Run `main` on its own virtual loop, and hand it the clock."""
     loop = VirtualLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main(VirtualClock(loop)))

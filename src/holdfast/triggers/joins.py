@@ -2,9 +2,9 @@
 
 There is one record for each clause and correlation value (an order's number, say), changed by one writer at a time. A
 happening is put into the record once: used ones are remembered for an hour, longer than any dispatch is repeated. When
-every member has a happening of its own, the first of each become a firing, in the same write. A firing stays in the
-record until its invocation is stored, whose id follows from its happenings. A happening that waits longer than the
-trigger's `within` is dropped; that time is measured between the happenings, not between their dispatches.
+every member has its own happening, the first of each become a firing, in the same write. A firing stays in the record
+until its invocation is stored, whose id follows from its happenings. A happening that waits longer than the trigger's
+`within` is dropped; that time is measured between the happenings, not between their dispatches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MAX_WAITING = 1000
 MAX_REMEMBERED = 5000
-MAX_BYTES = 4 * 2**20  # that all of them may bring along: the record is written anew for each
+MAX_BYTES = 4 * 2**20  # that all of them may bring along: the record is rewritten for each
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -104,7 +104,7 @@ def _awaitable(
 async def _awaited(
     life: AsyncLife, step: StepBase[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: str, made: int
 ) -> Any:
-    """Open the call when it is awaited. `at` is where it was written: a task of its own has no caller by then."""
+    """Open the call when it is awaited. `at` is where it was written: its own task has no caller by then."""
     life.unawaited.pop(made, None)
     return await life.future_of(step._opened(life, args, kwargs, at))
 

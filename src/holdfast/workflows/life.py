@@ -2,8 +2,8 @@
 
 A body asks by calls (`Command`) and gets answers by events. Its owner (`holdfast.workflows.run`) takes the commands
 after each drain, and delivers one event per drain; it does not matter whether an event was recorded long ago or just
-now. `AsyncLife` runs a coroutine function on a `BodyLoop`, `PlainLife` a plain function on a thread of its own, which
-waits in each of its calls, so that its steps run one after another.
+now. `AsyncLife` runs a coroutine function on a `BodyLoop`, `PlainLife` a plain function on its own thread, which waits
+in each of its calls, so that its steps run one after another.
 
 Values are copies: a step gets decoded arguments, and the body a decoded result, also when nothing was replayed. So a
 body cannot see a change that a replay would not repeat.
@@ -371,7 +371,7 @@ class Life(ABC):
 
 
 class AsyncLife(Life):
-    """A coroutine function on a loop of its own."""
+    """A coroutine function on its own loop."""
 
     def __init__(
         self, replay: Replay, codec: Codec, call: Call, *, generation: int, now: float, seed: str = ""
@@ -571,7 +571,7 @@ atexit.register(evict_all)
 
 
 class PlainLife(Life):
-    """A plain function, on a thread of its own that waits in each call."""
+    """A plain function, on its own thread that waits in each call."""
 
     def __init__(
         self, replay: Replay, codec: Codec, call: Call, *, generation: int, now: float, seed: str = ""

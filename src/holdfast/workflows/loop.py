@@ -54,7 +54,7 @@ class Evicted(BaseException):
 
 
 class BodyFuture(asyncio.Future[Any]):
-    """A future with a hash of its own. `on_cancel` decides what a cancellation does."""
+    """A future with its own hash. `on_cancel` decides what a cancellation does."""
 
     on_cancel: Callable[[BodyFuture], bool] | None = None
 

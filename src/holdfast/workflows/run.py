@@ -341,7 +341,7 @@ class Run:
         return abandon
 
     def _is_elsewhere(self, command: Command) -> bool:
-        """Return whether a step is performed by an invocation of its own, or an earlier owner has sent it there."""
+        """Return whether a step is performed by its own invocation, or an earlier owner has sent it there."""
         step, options, past = command.step, command.options, self.replay.past.get(command.call.id)
         where = step and ((past and past.child) or step.queue or options.queue or options.tags or step.tags)
         return bool(where)

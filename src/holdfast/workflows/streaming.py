@@ -1,7 +1,7 @@
 """Streams of runs: what steps and bodies write to them.
 
 A step writes as a task does, to the streams of its run. Before its first chunk in a stream the log gets
-`stream_opened`: its next attempt begins anew in these streams.
+`stream_opened`: its next attempt starts over in these streams.
 
 What the body writes is a recorded command, which no replay repeats.
 
@@ -74,7 +74,7 @@ class RunStreams:
         return buffer_of
 
     def step_begins_again(self, call: Call) -> None:
-        """Say in the streams of earlier attempts that a step begins anew."""
+        """Say in the streams of earlier attempts that a step starts over."""
         assert call.chunks is not None
         call.chunks(call)
         self._there.post(functools.partial(self.chunks.step_begins_again, call.key))

@@ -7,7 +7,7 @@
     api = FastAPI()
     api.mount("/world", world_app(app))
 
-``holdfast world serve`` is the same as a server of its own.
+``holdfast world serve`` is the same as its own server.
 """
 
 from __future__ import annotations

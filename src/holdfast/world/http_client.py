@@ -1,8 +1,8 @@
 """A small client for HTTP/1.1: it posts a body, and returns the answer. For deliveries, on the engine's loop.
 
-Each request has a connection of its own: a kept connection could be closed by the other side while a request is on its
-way, and no client could tell whether that was delivered. Whether a request reached an application decides what its
-failure means. So `NoConnection` is raised as long as no connection was made, and `NoAnswer` after that.
+Each request has its own connection: a kept connection could be closed by the other side while a request is on its way,
+and no client could tell whether that was delivered. Whether a request reached an application decides what its failure
+means. So `NoConnection` is raised as long as no connection was made, and `NoAnswer` after that.
 """
 
 from __future__ import annotations

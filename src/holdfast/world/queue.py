@@ -1,4 +1,4 @@
-"""The queue of a World: a message is an invocation of the hidden task `deliver`, in an app of its own.
+"""The queue of a World: a message is an invocation of the hidden task `deliver`, in its own app.
 
 So a message has what each invocation has: a key, a due time, attempts that count crashes, an owner with a heartbeat,
 recovery, retention and a history. Its key is free again once it has ended. Its attributes say which run and queue it is

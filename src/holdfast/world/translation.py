@@ -86,7 +86,7 @@ class _Log:
     # --- events
 
     def _create(self, run: Document, created: Sequence[Document]) -> None:
-        """Begin with run_created; of several, the run was made anew by the last."""
+        """Begin with run_created; of several, the run was made again by the last."""
         self.done.dropped += max(0, len(created) - 1)
         self.done.added += not created
         at = run.get("createdAt")

@@ -5,7 +5,7 @@
     app = App("mongodb://localhost:27017/shop")
     use(app, "http://127.0.0.1:8000")  # before the module with the workflows is imported
 
-    from flows import workflows  # a module of its own: the SDK imports it again, in its sandbox
+    from flows import workflows # its own module: the SDK imports it again, in its sandbox
 
     asgi = endpoint(workflows)  # to be served at that address: uvicorn shop:asgi --port 8000
 

@@ -2,12 +2,12 @@
 
 A lone candidate is taken by one findOneAndUpdate. Many are read, then taken by one update that holds while their
 versions are the same; only if another claimer was faster is read back which of them were taken. Order is exact while
-claimers do not collide; when they do, each takes from a share of its own: see `Contention`.
+claimers do not collide; when they do, each takes from its own share: see `Contention`.
 
-Where tasks have limits, those that need a slot get an update of their own, since an update of many would stop at the
-first slot that another claimer took. The unique index decides, and a duplicate means: look again, take another.
-Candidates without a slot are moved out of the queue in the same command. Then their keys are looked at once more: a
-slot may have been given back before they waited.
+Where tasks have limits, those that need a slot get their own update, since an update of many would stop at the first
+slot that another claimer took. The unique index decides, and a duplicate means: look again, take another. Candidates
+without a slot are moved out of the queue in the same command. Then their keys are looked at once more: a slot may have
+been given back before they waited.
 
 Where tasks have rates, the starts are taken from the buckets before the calls are claimed. Calls of buckets that
 another claimer was faster to write are looked at again in the next round.
@@ -309,8 +309,8 @@ class Claims:
     # --- one by one
 
     async def _take_carefully(self, claim: Claim, got: Claimed) -> Claimed:
-        """Take candidates one by one. A document that the server refuses for a reason of its own stays, and the ones
-        behind it are taken; if there is nothing else, the reason is raised.
+        """Take candidates one by one. A document that the server refuses for its own reason stays, and the ones behind
+        it are taken; if there is nothing else, the reason is raised.
         """
         refusal, seen, wanted = None, set[str](), claim.limit - len(got.records)
         if wanted <= 0:
@@ -374,11 +374,11 @@ def _as_read(record: InvocationRecord, change: Change) -> Change:
 class Contention:
     """Keeps claimers apart that want the same invocations, without communication between them.
 
-    A lone claimer takes the head of the queue, in exact order. Of several claimers that do so, all but one have
-    looked and written in vain. So a claimer that finds others faster divides the queue by the last character of the
-    ids, and takes the first of one share only: two shares, four, up to sixteen, and another share after each
-    collision. Sixteen claimers thus settle within a few claims, each with a share of its own, and nothing is
-    written for it. The server selects the share while it reads the index.
+    A lone claimer takes the head of the queue, in exact order. Of several claimers that do so, all but one have looked
+    and written in vain. So a claimer that finds others faster divides the queue by the last character of the ids, and
+    takes the first of one share only: two shares, four, up to sixteen, and another share after each collision. Sixteen
+    claimers thus settle within a few claims, each with its own share, and nothing is written for it. The server selects
+    the share while it reads the index.
 
     A share without work is followed by a look at the head of all, and so is every sixteenth claim: invocations of a
     share without a claimer are the oldest there, or the most urgent. After each second without a collision the

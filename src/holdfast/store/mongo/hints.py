@@ -10,7 +10,7 @@ counted and reported.
 All stores of a process that use one database share one `ChangeStream`. Its cursor is ours and not the driver's, which
 resumes without a word: while that looks for a server, hints would be missing unnoticed. Each answer is waited for a
 little longer than the server may take, so that a dead connection is found within ten seconds. From then on `trust` is
-0, and waiting processes poll more often. The stream is resumed after its last event, or opened anew where that fails.
+0, and waiting processes poll more often. The stream is resumed after its last event, or opened again where that fails.
 Where there is none (a standalone, a role that may not), it is asked for again every few minutes.
 """
 
@@ -101,7 +101,7 @@ class ChangeStream:
                     await asyncio.sleep(self._ask_again)
                     continue
                 if not isinstance(error, ConnectionFailure):
-                    self._token = None  # it has left the log, or leads to what cannot be read: begin anew
+                    self._token = None  # it has left the log, or leads to what cannot be read: start over
                 self._broken(error)
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -237,7 +237,7 @@ class Invocations:
         self, app: str, wish: Release, operation: str, at: float, due_at: float | None
     ) -> Document | None:
         """Let the longest waiter go back to the queue. A corrupt waiter is quarantined. A waiter that the server
-        refuses for a reason of its own is left. Then the next waiter goes.
+        refuses for its own reason is left. Then the next waiter goes.
         """
         invocations, left = self._collection(schema.INVOCATIONS), list[str]()
         update = pipeline(released(anything(app), operation=operation, at=at, due_at=due_at))

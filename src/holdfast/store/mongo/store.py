@@ -590,7 +590,7 @@ class MongoStore:
         found = await self._do("get payload", self._one, schema.PAYLOADS, key_of(app, digest))
         try:
             return None if found is None else payloads.payload_of(found)
-        except CorruptRecord as error:  # the next submit of the same value stores it anew
+        except CorruptRecord as error:  # the next submit of the same value stores it again
             await self._set_aside(schema.PAYLOADS, found, error)
             raise
 
@@ -626,7 +626,7 @@ class MongoStore:
         found = await self._do("heartbeat", self._beat, key_of(app, runner_id), facts)
         try:
             return None if found is None else runner_of(found)
-        except CorruptRecord as error:  # the runner enrols anew, like one that was declared dead
+        except CorruptRecord as error:  # the runner enrols again, like one that was declared dead
             await self._set_aside(schema.RUNNERS, found, error)
             return None
 

@@ -18,7 +18,7 @@ _HEADER = struct.Struct(">8xI4xI")  # of the log: the size of a page, and the fi
 _FRAME = struct.Struct(">I4xI")  # of a frame: the number of its page, and the first salt
 _INDEX_HEADER_BYTES = 100
 _COPIED = struct.Struct("=96xI")  # of the index: how many frames were copied into the database
-_GENERATION = 2**32  # the first salt counts how often the log was begun anew
+_GENERATION = 2**32  # the first salt counts how often the log was restarted
 
 
 def was_checkpointed(database: int, log: int, index: int) -> bool:
@@ -30,8 +30,8 @@ def was_checkpointed(database: int, log: int, index: int) -> bool:
     if not page_bytes:
         return False
     frames = list(_frames(log, page_bytes))
-    # By page: the frame that is in the database, and later ones that may be. First those of before the log was begun
-    # anew, which is when all is copied: they stand behind the new ones, and are older.
+    # By page: the frame that is in the database, and later ones that may be. First those of before the log was
+    # restarted, which is when all is copied: they stand behind the new ones, and are older.
     before = (salt - 1) % _GENERATION
     settled = {page: [number] for number, page, frame_salt in frames if frame_salt == before}
     for number, page, frame_salt in frames:

@@ -9,7 +9,7 @@ Two parts keep the rule:
 
 `DatabaseFiles.verify` compares. It is asked inside each write transaction before the first statement, and once more
 after the commit. If the log is gone, `renew` closes every connection that this process's stores have to the database
-and lets them connect anew. A transaction in which nothing was written is then repeated; after a commit the caller gets
+and lets them reconnect. A transaction in which nothing was written is then repeated; after a commit the caller gets
 `StoreUnavailable`, which says nothing about the write, and repeats it by its operation id. If the database itself is
 gone, or a backup was copied over it after the log was deleted, every call is refused until the store is closed.
 
@@ -233,9 +233,9 @@ class DatabaseFiles:
         self._changed_at = (database.st_mtime_ns, database.st_size)
 
     def refuse_changed(self) -> None:
-        """Do as `verify`, for a user with a connection of their own.
+        """Do as `verify`, for a user with their own connection.
 
-        Before the user closes it and connects anew, the old log has to be written back: the new one would replace it.
+        Before the user closes it and reconnects, the old log has to be written back: the new one would replace it.
         """
         try:
             self.verify()
@@ -310,7 +310,7 @@ class DatabaseFiles:
     # --- what to do about a change
 
     def renew(self, change: FilesChanged, *, patience_seconds: float | None = None) -> None:
-        """Close all connections that stores of this process have to the database, so that they connect anew.
+        """Close all connections that stores of this process have to the database, so that they reconnect.
 
         Raises `StoreUnavailable` if it is the database itself that is gone. With a patience, nothing is done if they
         are busy for longer, and no transaction is waited for: it may be the caller's own.
@@ -601,7 +601,7 @@ def _names_of_open_files() -> Iterator[tuple[str, Identity]]:
 
 
 def _is_no_store(index: str) -> bool:
-    """Return whether the database of an index is certainly no store of Holdfast, by a connection of its own."""
+    """Return whether the database of an index is certainly no store of Holdfast, by its own connection."""
     database = Path(index.removesuffix("-shm"))
     if not index.endswith("-shm") or not database.exists():
         return False

@@ -67,7 +67,7 @@ def _version(connection: sqlite3.Connection) -> Finding:
 
 
 def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
-    """Compare the indexes with those that the migrations make, in a database of their own."""
+    """Compare the indexes with those that the migrations make, in their own database."""
     expected = _expected_indexes()
     there = _index_definitions(connection)
     for name, definition in expected.items():

@@ -92,7 +92,7 @@ def get_piece(connection: StoreConnection, app: str, digest: str, number: int) -
 
 
 def quarantine_payload(connection: StoreConnection, app: str, digest: str, number: int, error: CorruptRecord) -> None:
-    """Set aside a payload, and a piece of it, that cannot be read, so that the same value can be stored anew."""
+    """Set aside a payload, and a piece of it, that cannot be read, so that the same value can be stored again."""
     for table, query, values in ((PAYLOADS, WHOLE, (app, digest)), (PIECES, WHOLE_PIECE, (app, digest, number))):
         for row in connection.execute(query, values).fetchall():
             connection.set_aside(table, row, error)

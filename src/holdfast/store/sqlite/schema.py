@@ -148,7 +148,7 @@ MIGRATIONS: dict[int, list[Step]] = {
         """,
         # Serves the look for the runner that was silent longest.
         "CREATE INDEX holdfast_heartbeats ON holdfast_runners (app, heartbeat_at)",
-        # The bytes lie in a table of their own: SQLite writes a whole row anew when one of its columns changes.
+        # The bytes lie in their own table: SQLite rewrites a whole row when one of its columns changes.
         """
         CREATE TABLE holdfast_payloads (
             app TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, pieces INTEGER NOT NULL,

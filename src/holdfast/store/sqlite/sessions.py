@@ -1,7 +1,7 @@
 """Transactions of steps on SQLite: a connection of the step's own, with the file's write lock, for two seconds at most.
 
-No other process can write meanwhile. So a timer on a thread of its own rolls the transaction back when its time is
-over, whatever the step does; from then on the connection refuses to write.
+No other process can write meanwhile. So a timer on its own thread rolls the transaction back when its time is over,
+whatever the step does; from then on the connection refuses to write.
 
 The step may not end the transaction: its page has to be in it. So COMMIT and ROLLBACK are refused on its connection,
 as SQL and as methods.

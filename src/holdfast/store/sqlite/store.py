@@ -354,7 +354,7 @@ class SqliteStore:
         return await self._look(lambda connection: back_up(connection, self.path, target, overwrite=overwrite))
 
     async def _look(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job on a connection of its own, which cannot write."""
+        """Run a job on its own connection, which cannot write."""
         reader = ConnectionThread("holdfast-sqlite-check", lambda: connect_to_look(self.path, self._busy_timeout))
         try:
             return await do_leniently(reader, job)

@@ -3,7 +3,7 @@
 Both threads take jobs (functions of a connection) and answer the loop or the thread that asked. The writer commits in
 groups: jobs that arrive while a commit is flushed share the next one, so the cost of a flush is divided by the load and
 no job waits for a group to fill. If a job of a group raises, or the commit fails, the group is rolled back and its jobs
-run one by one, each in a transaction of its own; so a job must have no effect outside its connection.
+run one by one, each in its own transaction; so a job must have no effect outside its connection.
 
 Nothing is answered unless the path still names the files that the connection has open (see `files`). An idle writer
 checks that now and then.
@@ -23,7 +23,7 @@ kernel releases the locks of a dead process; a forked child closes its copies at
 **Forks.** A fork waits until no transaction is open, and then connections are closed. SQLite remembers in memory which
 locks the process has: a child forked in the middle of a transaction would take its parent's lock for its own, and wait
 for it for ever. A child that inherits connections keeps their files, even when the others have deleted log and index.
-Parent and child connect anew on their next use. A connection that is busy for longer than some seconds stays open.
+Parent and child reconnect on their next use. A connection that is busy for longer than some seconds stays open.
 """
 
 from __future__ import annotations
