@@ -146,8 +146,8 @@ def test_a_signal_that_comes_before_the_runner_is_there_stops_it() -> None:
     late = threading.Timer(20.0, runner.end)
     late.start()
     try:
-        _, _, was_told = _until_stopped(runner)
-        assert (was_told, late.is_alive()) == (True, True)
+        _, _, was_stopped = _until_stopped(runner)
+        assert (was_stopped, late.is_alive()) == (True, True)
     finally:
         late.cancel()
         app.close()

@@ -397,7 +397,7 @@ def test_both_the_silence_and_the_observers_own_steadiness_count(silence: float,
         now = fleet.clock.now() - silence
         facts = {"host": "h", "pid": 1, "version": "0", "started_at": now, "heartbeat_at": now}
         await fleet.store.enrol(RunnerRecord(id="silent", app=APP, concurrency=1, tasks=(), **facts))  # type: ignore[arg-type]
-        heartbeat: Any = SimpleNamespace(steady_seconds=lambda: steady, heard_seconds=lambda: steady)
+        heartbeat: Any = SimpleNamespace(steady_seconds=lambda: steady, answered_seconds=lambda: steady)
         detector = FailureDetector(fleet.engine(fleet.store), heartbeat, bury)
         await detector._look()
         assert seen == (["silent"] if declared else [])
@@ -423,7 +423,7 @@ def test_a_stamp_that_does_not_change_counts_while_the_observer_is_heard(
         now = fleet.clock.now() + ahead
         facts = {"host": "h", "pid": 1, "version": "0", "started_at": now, "heartbeat_at": now}
         await fleet.store.enrol(RunnerRecord(id="silent", app=APP, concurrency=1, tasks=(), **facts))  # type: ignore[arg-type]
-        heartbeat: Any = SimpleNamespace(steady_seconds=lambda: 0.0, heard_seconds=lambda: heard)
+        heartbeat: Any = SimpleNamespace(steady_seconds=lambda: 0.0, answered_seconds=lambda: heard)
         detector = FailureDetector(fleet.engine(fleet.store), heartbeat, bury)
         await detector._look()
         await asyncio.sleep(watched)

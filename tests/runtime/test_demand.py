@@ -36,13 +36,13 @@ def demand() -> Demand:
 
 
 def test_a_claim_that_got_exactly_what_was_announced_looks_again_soon(demand: Demand) -> None:
-    demand.heard(1)
+    demand.announce(1)
     assert claim(demand, 4, 1, elapsed=1.0) == 1
     assert pause(demand, 1.0) == DOUBT_SECONDS
 
 
 def test_a_claim_that_got_less_relies_on_hints(demand: Demand) -> None:
-    demand.heard(2)
+    demand.announce(2)
     claim(demand, 4, 1, elapsed=1.0)
     assert pause(demand, 1.0) == FALLBACK
 
@@ -50,7 +50,7 @@ def test_a_claim_that_got_less_relies_on_hints(demand: Demand) -> None:
 def test_neither_outcomes_nor_hints_put_a_look_off(demand: Demand) -> None:
     """Where a task comes every tenth of a second, a look that begins anew with each of them never comes."""
     for tenth in range(1, 20):
-        demand.heard(1)
+        demand.announce(1)
         claim(demand, 4, 1, elapsed=tenth / 10)
     assert pause(demand, 1.9) == pytest.approx(0.1 + MAX_DOUBT_SECONDS - 1.9)
     assert pause(demand, 0.1 + MAX_DOUBT_SECONDS) == 0.0
@@ -62,14 +62,14 @@ def test_the_bell_does_not_put_the_fallback_off(demand: Demand) -> None:
 
 
 def test_after_the_turn_of_one_queue_anything_may_wait(demand: Demand) -> None:
-    demand.heard(1)
+    demand.announce(1)
     claim(demand, 4, 1, elapsed=0.0, turn=Turn("mail", 1))
     assert demand.look
     assert demand.expected == MANY
 
 
 def test_before_one_that_needs_a_slot_there_is_always_another_look(demand: Demand) -> None:
-    demand.heard(1)
+    demand.announce(1)
     claim(demand, 4, 1, elapsed=0.0, cut=True)
     assert demand.look
     assert demand.expected >= 1

@@ -79,7 +79,7 @@ def test_one_that_has_no_more_is_left_out_until_there_is_news() -> None:
     assert turns.next(10) is not None
     turns.took(Turn("c", 5), 0)
     assert turns.next(10) is None  # only b is left: all lanes at once
-    turns.hear("a")
+    turns.add("a")
     assert turns.next(10) == Turn("a", 5)  # it has saved nothing up, and is as far as b
     turns.know(["b"], now=1.0)
     assert turns.next(10) is None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.around.rules import KINDS, STAGES, LifecycleEvent, told_by
+from holdfast.around.rules import KINDS, STAGES, LifecycleEvent, lifecycle_events
 from holdfast.errors import UsageError
 from holdfast.executors.context import STEP
 from holdfast.executors.loop import LoopThread
@@ -91,23 +91,23 @@ class Listeners:
     def take(self, event: e.Event) -> None:
         if not self.wants(type(event)):
             return
-        told = [each for each in told_by(event) if each.stage in self._wanted and self._is_ours(each)]
-        if not told:
+        reached = [each for each in lifecycle_events(event) if each.stage in self._wanted and self._is_ours(each)]
+        if not reached:
             return
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
             room = MAX_WAITING - len(self._waiting)
-            self._waiting.extend(told[:room])
-            self._drop(len(told) - room)
+            self._waiting.extend(reached[:room])
+            self._drop(len(reached) - room)
             if not self._is_calling:
                 self._loop().call_soon_threadsafe(self._go_on)
                 self._is_calling = True
 
-    def _is_ours(self, told: LifecycleEvent) -> bool:
-        if told.app != self._app or told.task.startswith(STEP):
+    def _is_ours(self, reached: LifecycleEvent) -> bool:
+        if reached.app != self._app or reached.task.startswith(STEP):
             return False
-        task = self._tasks.get(told.task)
+        task = self._tasks.get(reached.task)
         return task is None or not task.definition.is_hidden
 
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -134,24 +134,24 @@ class Listeners:
                     self._is_calling = False
                     self._idle.notify_all()
                     return
-                told = self._waiting.popleft()
+                reached = self._waiting.popleft()
                 dropped = self._dropped if not self._waiting else 0
                 self._dropped -= dropped
             if dropped:
                 self._telemetry.emit(e.ListenersBehind(f"{dropped:,} events were dropped"))
             for listener in tuple(self._listeners):
-                if told.stage in listener.stages and (listener.tasks is None or told.task in listener.tasks):
-                    await self._call(listener, told)
+                if reached.stage in listener.stages and (listener.tasks is None or reached.task in listener.tasks):
+                    await self._call(listener, reached)
 
-    async def _call(self, listener: _Listener, told: LifecycleEvent) -> None:
+    async def _call(self, listener: _Listener, reached: LifecycleEvent) -> None:
         try:
-            answer = listener.function(told)
+            answer = listener.function(reached)
             if inspect.isawaitable(answer):
                 await answer
         except BaseException as error:  # its loop has to go on, and cancels nothing itself before the end
             name = getattr(listener.function, "__qualname__", repr(listener.function))
             why = f"{type(error).__name__}: {error}"
-            self._telemetry.emit(e.ListenerFailed(name, told.stage, told.invocation_id, why, error))
+            self._telemetry.emit(e.ListenerFailed(name, reached.stage, reached.invocation_id, why, error))
 
     # --- the end
 

@@ -60,7 +60,7 @@ KINDS: Mapping[type[e.Event], frozenset[str]] = {
 """The stages that an event of the engine may mean."""
 
 
-def told_by(event: e.Event) -> Iterator[LifecycleEvent]:
+def lifecycle_events(event: e.Event) -> Iterator[LifecycleEvent]:
     """Yield the stages that an event of telemetry reports to listeners, in order."""
     match event:
         case e.Submitted(records):

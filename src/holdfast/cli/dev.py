@@ -141,32 +141,32 @@ class _StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._number, self._heard_at = 0, 0.0
+        self._number, self._signalled_at = 0, 0.0
         self.then: Callable[[], object] = lambda: None
-        self.heard, self._hears = socket.socketpair()
+        self.wakeup, self._wakeup_writer = socket.socketpair()
 
     def __enter__(self) -> _StopSignals:
-        for end in (self.heard, self._hears):
+        for end in (self.wakeup, self._wakeup_writer):
             end.setblocking(False)
-        signal.set_wakeup_fd(self._hears.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._hear) for number in numbers}
+        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(-1)
-        self.heard.close()
-        self._hears.close()
+        self.wakeup.close()
+        self._wakeup_writer.close()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Count as a runner does: SIGHUP only as the first, and the same signal twice within half a second once."""
         now = time.monotonic()
-        is_same = number == self._number and now - self._heard_at < SAME_SIGNAL_SECONDS
+        is_same = number == self._number and now - self._signalled_at < SAME_SIGNAL_SECONDS
         if is_same or (number == signal.SIGHUP and self.count):
             return
-        self._number, self._heard_at = number, now
+        self._number, self._signalled_at = number, now
         self.count += 1
         if self.count > 1:
             self.then()
@@ -189,7 +189,7 @@ class _Child:
     def is_ready(self, stop: _StopSignals) -> bool:
         """Wait until it says so. Return False if it ends before, or a stop is asked for."""
         while not stop.count and self.code is None:
-            if select.select([self._line, stop.heard], [], [], LOOK_SECONDS)[0] == [self._line]:
+            if select.select([self._line, stop.wakeup], [], [], LOOK_SECONDS)[0] == [self._line]:
                 return bool(self._line.recv(100))
         return False
 
@@ -216,7 +216,7 @@ def _watched(children: list[_Child], stop: _StopSignals) -> int:
         for child in children:
             if (code := child.code) is not None and (code or child.name != "run"):
                 return code if code > 0 else 1
-        select.select([stop.heard], [], [], LOOK_SECONDS)
+        select.select([stop.wakeup], [], [], LOOK_SECONDS)
     return 0
 
 

@@ -178,8 +178,8 @@ def run(
                 server = around.enter_context(RunnerHttp(chosen.runtime, runner, *address))
                 out.note(f"health checks are answered at {server.address}/health")
             restart = around.enter_context(Restart(runner, chosen.settings))
-            id, account, was_told = _until_stopped(runner)
-    if not was_told and (why := restart.why or (watch and watch.why)):
+            id, account, was_stopped = _until_stopped(runner)
+    if not was_stopped and (why := restart.why or (watch and watch.why)):
         out.note(f"{why}; starting anew")
         start_anew()
     out.document({"runner": id, **fields(account)})
@@ -201,7 +201,7 @@ def worker(
     outlive_the_terminal()
     # Its runner recovers what it held, and starts another.
     when_a_loop_is_broken(functools.partial(end_for_lost_descriptors, runner))
-    stop = _hear()
+    stop = _catch_stops()
     logs.configure(log_format, log_level)
     try:
         chosen = app_for_tasks(Output(json=False), app)
@@ -299,7 +299,7 @@ class _StopRequest:
             act()
 
 
-def _hear() -> _StopRequest:
+def _catch_stops() -> _StopRequest:
     """Handle signals from now on without ending this process. Return their handler.
 
     An interrupt is meant for the runner. Not SIG_IGN: programs that tasks start would inherit that. The runner starts
@@ -382,7 +382,7 @@ def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account, bool]:
         runner.start()
         signals.repeat()
         id = runner.id
-        return id, runner.wait(), signals.heard > 0
+        return id, runner.wait(), signals.count > 0
 
 
 _URGENCY = {
@@ -405,44 +405,44 @@ class _Signals:
     def __init__(self, runner: EmbeddedRunner, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
         self._monotonic = monotonic
-        self.heard = 0
-        self._heard_at = float("-inf")
-        self._heard_number: int | None = None
+        self.count = 0
+        self._last_at = float("-inf")
+        self._last_number: int | None = None
         self._telemetry = logging_telemetry()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_asking())}
 
     def __enter__(self) -> _Signals:
         for number in self._before:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             let_go_of_a_closed_terminal()
-            if self.heard:
+            if self.count:
                 return
         now = self._monotonic()
-        if number == self._heard_number and now - self._heard_at < SAME_SIGNAL_SECONDS:
+        if number == self._last_number and now - self._last_at < SAME_SIGNAL_SECONDS:
             return
-        self._heard_at, self._heard_number = now, number
-        self.heard += 1
-        if self.heard > 2:
+        self._last_at, self._last_number = now, number
+        self.count += 1
+        if self.count > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
             self._runner.kill_workers()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         name = signal.Signals(number).name
-        self._telemetry.emit(StopAsked(f"{name}; {_URGENCY[self.heard > 1]}"))
-        self._runner.request_stop(hurry=self.heard > 1)
+        self._telemetry.emit(StopAsked(f"{name}; {_URGENCY[self.count > 1]}"))
+        self._runner.request_stop(hurry=self.count > 1)
 
     def repeat(self) -> None:
         """Ask again: a signal that came while the runner was starting had no effect yet."""
-        if self.heard:
-            self._runner.request_stop(hurry=self.heard > 1)
+        if self.count:
+            self._runner.request_stop(hurry=self.count > 1)
 
 
 # --- restarting

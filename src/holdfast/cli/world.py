@@ -56,7 +56,7 @@ def serve(
     missing. A second signal releases deliveries that are under way.
     """
     try:
-        from holdfast.world.serving import WorldServer, heard_signals
+        from holdfast.world.serving import WorldServer, stop_on_signals
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
     app = app_of(app, app_option)
@@ -66,7 +66,7 @@ def serve(
         server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), is_child=at.child)
         if at.child:
             _stop_with_parent(server.stop)
-        with heard_signals(lambda again: server.stop(hurry=again)):
+        with stop_on_signals(lambda again: server.stop(hurry=again)):
             server.serve(lambda address: _show_address(out, address, at.child))
 
 

@@ -646,9 +646,9 @@ class ChildWaits:
 
     def _consider(self) -> None:
         if self._timer is None and self._is_idle:
-            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._report_pause)
 
-    def _tell(self) -> None:
+    def _report_pause(self) -> None:
         """Tell the parent that the call waits, if it still does."""
         self._timer = None
         if self._is_idle and (self._pause is None or self._pause.is_over):

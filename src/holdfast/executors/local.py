@@ -403,7 +403,7 @@ class LoopExecutor(Executor):
         collect = functools.partial(self._outcomes.collect, self._loop)
         self._there = InlineExecutor(collect, takes_functions=False, begun=begun)  # used on that loop
         self._batches: deque[list[Call]] = deque()  # on their way to the loop
-        self._unheard: set[str] = set()  # calls whose end was requested, while the loop does not turn
+        self._undelivered: set[str] = set()  # calls whose end was requested, while the loop does not turn
         self._unwatch = self._thread.on_broken(self._broken)
 
     def start(self, calls: Iterable[Call]) -> None:
@@ -443,15 +443,15 @@ class LoopExecutor(Executor):
 
     def force(self, keys: Iterable[str]) -> None:
         keys = list(keys)
-        self._unheard.update(keys)
+        self._undelivered.update(keys)
         self.cancel(keys)
-        self._call(self._unheard.difference_update, keys)
+        self._call(self._undelivered.difference_update, keys)
 
     def main_task_of(self, key: str) -> asyncio.Task[Any] | None:
         return self._there.main_task_of(key)
 
     def is_blocked(self, key: str) -> bool:
-        return key in self._unheard
+        return key in self._undelivered
 
     def close(self) -> None:
         self._unwatch()

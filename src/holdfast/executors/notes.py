@@ -75,7 +75,7 @@ class CallNotes:
         """Note attributes that were checked before."""
         self.attributes.update(attributes)
         self._has_attributes = True
-        self._told()
+        self._changed()
 
     def report(self, current: object, total: object, message: object) -> None:
         """Note progress. Raises `UsageError`."""
@@ -100,7 +100,7 @@ class CallNotes:
     def log(self, line: LogLine) -> None:
         self._log.append(line)
         self._has_notes = True
-        self._told()
+        self._changed()
 
     def _noted(
         self, progress: CallProgress | None = None, checkpoint: tuple[bytes | None, float | None] | None = None
@@ -110,9 +110,9 @@ class CallNotes:
         if checkpoint is not None:
             self.checkpoint = checkpoint
         self._has_notes = True
-        self._told()
+        self._changed()
 
-    def _told(self) -> None:
+    def _changed(self) -> None:
         if not self.is_news and not self.is_over:
             self.is_news = True
             self._notify(self)

@@ -295,15 +295,15 @@ class _Slot:
             return None if call.notes is None else call.notes(call).take(said)
         if call.chunks is None:
             news = StreamNews(child.calls, getattr(said, "flush", 0), getattr(said, "stream", ""), _NO_WAY)
-            return self._tell(child, news)
+            return self._send_news(child, news)
         buffer = call.chunks(call)
         if isinstance(said, FlushAsked):
             news = StreamNews(child.calls, said.flush)
-            return buffer.flushed().add_done_callback(lambda _: self._tell(child, news))
+            return buffer.flushed().add_done_callback(lambda _: self._send_news(child, news))
         payloads = tuple(Payload(*each) for each in zip(said.digests, parts[1:], strict=True))
         room, error = buffer.forward(Outgoing(said.stream, said.kind, parts[0], payloads))
         if error is not None:
-            self._tell(child, StreamNews(child.calls, 0, said.stream, str(error)))
+            self._send_news(child, StreamNews(child.calls, 0, said.stream, str(error)))
         while room is not None and not self.interrupted and not is_over(room):
             pass
 
@@ -312,13 +312,13 @@ class _Slot:
         number, port = child.calls, call.waits
         if isinstance(said, WaitBegan) and isinstance(port, WorkerPort):
             self._wait = Wait(port, call, said.ids)
-            port.begin_elsewhere(self._wait, lambda circle: self._tell(child, WaitNews(number, circle)))
+            port.begin_elsewhere(self._wait, lambda circle: self._send_news(child, WaitNews(number, circle)))
         elif isinstance(said, WaitOver) and isinstance(port, WorkerPort) and self._wait is not None:
-            port.end_elsewhere(self._wait, lambda: self._tell(child, WaitNews(number)))
+            port.end_elsewhere(self._wait, lambda: self._send_news(child, WaitNews(number)))
         elif isinstance(said, WaitOver):
-            self._tell(child, WaitNews(number))
+            self._send_news(child, WaitNews(number))
 
-    def _tell(self, child: _Child, news: StreamNews | WaitNews) -> None:
+    def _send_news(self, child: _Child, news: StreamNews | WaitNews) -> None:
         """Tell the call that runs in a child. From any thread."""
         with self._guard:
             if self._child is child:

@@ -100,7 +100,7 @@ class FailureDetector:
     def _silence(self, runner: RunnerRecord, age: float) -> tuple[float, float]:
         """Return for how long the runner was silent, and in how many seconds to look at it again; 0: it is dead."""
         patience = max(self._dead_after, runner.dead_after_seconds)
-        unchanged, heard = self._watch.unchanged(runner), self._heartbeat.heard_seconds()
+        unchanged, heard = self._watch.unchanged(runner), self._heartbeat.answered_seconds()
         if min(unchanged, heard) > patience:
             return unchanged, 0.0
         if Ability.SHARED_CLOCK not in self._store.abilities or age < 0.0:

@@ -61,12 +61,12 @@ class Heartbeat:
         self._on_entry = on_entry
         self.dead = asyncio.Event()
         self._last = joined  # when the last answered beat was sent; joining is one
-        self._heard_at = self._last  # when its answer came, which may be much later
-        self._heard_since = self._steady_since = self._last  # without a missed beat; and by one and the same clock
+        self._answered_at = self._last  # when its answer came, which may be much later
+        self._answered_since = self._steady_since = self._last  # without a missed beat; and by one and the same clock
         self._ahead = engine.store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
         self._next_report = float("-inf")
-        self._is_unheard = False  # and has said so
+        self._is_unanswered = False  # and has said so
         self._why = ""  # what the store said last
         self.draining = False
         permit.grant(self._last + self._dead_after * _PERMITTED)
@@ -78,7 +78,7 @@ class Heartbeat:
             while not self.dead.is_set():
                 await wait_for(self._soon, self._every)
                 self._soon.clear()
-                if self._clock.monotonic() - self._heard_at > self._every * _MISSED:
+                if self._clock.monotonic() - self._answered_at > self._every * _MISSED:
                     self._report_outage()
                 if len(under_way) * self._every < self._dead_after:
                     under_way.add(beat := asyncio.create_task(self._beat()))
@@ -93,7 +93,7 @@ class Heartbeat:
             entry = await self._store.heartbeat(
                 self._record.app, self._record.id, workers, ticks=self._ticks(), draining=self.draining
             )
-            self._heard(sent, entry, workers)
+            self._answered(sent, entry, workers)
         except StoreError as error:
             if sent > self._last:
                 self._why = str(error)
@@ -106,20 +106,20 @@ class Heartbeat:
         now = self._clock.monotonic()
         if now < self._next_report or self.dead.is_set():
             return
-        silence, still = format_duration(round(now - self._heard_at, 1)), "still " if self._is_unheard else ""
+        silence, still = format_duration(round(now - self._answered_at, 1)), "still " if self._is_unanswered else ""
         why = f": {self._why}" if self._why else ""
         self._emit(OutageBegan(self._record.id, f"has {still}not written a heartbeat for {silence}{why}"))
-        self._next_report, self._is_unheard = now + _REMIND_SECONDS, True
+        self._next_report, self._is_unanswered = now + _REMIND_SECONDS, True
 
     def _report_answer(self) -> None:
         now = self._clock.monotonic()
-        if self._is_unheard:
-            silence = format_duration(round(now - self._heard_at, 1))
+        if self._is_unanswered:
+            silence = format_duration(round(now - self._answered_at, 1))
             self._emit(OutageEnded(self._record.id, silence))
             self._next_report = now + _FLUTTER_SECONDS
-        self._heard_at, self._is_unheard, self._why = now, False, ""
+        self._answered_at, self._is_unanswered, self._why = now, False, ""
 
-    def _heard(self, sent: float, entry: RunnerRecord | None, workers: Sequence[WorkerRecord]) -> None:
+    def _answered(self, sent: float, entry: RunnerRecord | None, workers: Sequence[WorkerRecord]) -> None:
         if self.dead.is_set():
             return
         if entry is None:
@@ -128,7 +128,7 @@ class Heartbeat:
         elif sent > self._last:
             self._report_answer()
             if sent - self._last > self._every * _MISSED:
-                self._heard_since = self._steady_since = sent
+                self._answered_since = self._steady_since = sent
             if self._was_set():
                 self._steady_since = sent
             self._ahead = self._store.now() - self._clock.monotonic()
@@ -150,14 +150,14 @@ class Heartbeat:
         """Send a heartbeat soon: something has changed that belongs on the roster."""
         self._soon.set()
 
-    def heard_seconds(self) -> float:
+    def answered_seconds(self) -> float:
         """Return for how long the store has answered every beat; 0 if the last one is overdue."""
         now = self._clock.monotonic()
-        return 0.0 if now - self._last > self._every * _MISSED else now - self._heard_since
+        return 0.0 if now - self._last > self._every * _MISSED else now - self._answered_since
 
     def steady_seconds(self) -> float:
         """Return for how long the store has answered every beat, and its clock was not set."""
-        return 0.0 if self._was_set() else min(self.heard_seconds(), self._clock.monotonic() - self._steady_since)
+        return 0.0 if self._was_set() else min(self.answered_seconds(), self._clock.monotonic() - self._steady_since)
 
     def _was_set(self) -> bool:
         """Return whether the store's clock was set since the last beat."""

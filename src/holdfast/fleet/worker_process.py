@@ -310,13 +310,13 @@ class RunningWorker:
 
     def __init__(self, worker: Worker, ready: Callable[[], None], over: Callable[[], None] = lambda: None) -> None:
         self.worker = worker
-        self._tell_ready = ready
+        self._on_ready = ready
         self._is_ready = False
         self.task = asyncio.create_task(worker.run(self._ready, over))
 
     def _ready(self) -> None:
         self._is_ready = True
-        self._tell_ready()
+        self._on_ready()
 
     def stop(self, *, hurry: bool, why: str = "") -> None:
         self.worker.stop(hurry=hurry, why=why)

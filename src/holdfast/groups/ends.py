@@ -25,7 +25,7 @@ class EndReader:
     def __init__(self, engine: Engine, ids: Sequence[InvocationId]) -> None:
         self._engine = engine
         self._open: dict[str, InvocationId] = {id: id for id in ids}
-        self._told: dict[str, None] = {id: None for id in ids if engine.hub.has_ended(id)}
+        self._announced: dict[str, None] = {id: None for id in ids if engine.hub.has_ended(id)}
         self._event = asyncio.Event()
         self._turn = 0
         self._pace = Pace(engine.settings.poll_interval_seconds)
@@ -42,9 +42,9 @@ class EndReader:
         return list(self._open.values())
 
     def _hinted(self, hint: Hint) -> None:
-        told = [id for id in hint.subjects if id in self._open]
-        self._told.update(dict.fromkeys(told))
-        if told or not hint.subjects:
+        hinted = [id for id in hint.subjects if id in self._open]
+        self._announced.update(dict.fromkeys(hinted))
+        if hinted or not hint.subjects:
             self._event.set()
 
     async def more(self, until: float | None) -> list[InvocationRecord]:
@@ -66,9 +66,9 @@ class EndReader:
 
     async def _look(self) -> list[InvocationRecord]:
         """Read invocations whose end was hinted; if there are none, the first open ones, and others in turn."""
-        asked = [self._open[id] for id in islice(self._told, MOST_AT_ONCE) if id in self._open]
-        for id in list(islice(self._told, MOST_AT_ONCE)):
-            del self._told[id]
+        asked = [self._open[id] for id in islice(self._announced, MOST_AT_ONCE) if id in self._open]
+        for id in list(islice(self._announced, MOST_AT_ONCE)):
+            del self._announced[id]
         if not asked:
             start, self._turn = self._turn, (self._turn + WINDOW) % max(1, len(self._open))
             window = {**dict(islice(self._open.items(), WINDOW)), **dict(islice(self._open.items(), start, self._turn))}
@@ -76,6 +76,6 @@ class EndReader:
         ended = list((await self._engine.watcher.ends(asked, 0.0)).values())
         for record in ended:
             del self._open[record.id]
-        if self._told:
+        if self._announced:
             self._event.set()
         return ended

@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     again: bool = False
     limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
     limited: bool = True
-    told: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    refusal_outboxes: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     rates: Mapping[str, Rate] = msgspec.field(default_factory=dict)
 
     def bounds(self, task: str) -> bool:
@@ -134,11 +134,11 @@ def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) ->
     return change_of("blocked", record, path, AVAILABLE, operation=operation, at=at, why=why)
 
 
-def refused(record: InvocationRecord, *, operation: str, at: float, why: str, told: tuple[str, ...] = ()) -> Change:
+def refused(record: InvocationRecord, *, operation: str, at: float, why: str, outbox: tuple[str, ...] = ()) -> Change:
     """End an invocation without a free slot that is not to wait, and that has never started: no other may end so."""
     path, sources = (Status.CONCURRENCY_CONTROLLED_FINAL,), frozenset({Status.REGISTERED})
     change = change_of("refused", record, path, sources, operation=operation, at=at, why=why)
-    return msgspec.structs.replace(change, outbox=(*(change.outbox or ()), *told)) if told else change
+    return msgspec.structs.replace(change, outbox=(*(change.outbox or ()), *outbox)) if outbox else change
 
 
 def put_off(record: InvocationRecord, *, operation: str, at: float, why: str, due_at: float) -> Change:
@@ -158,8 +158,8 @@ def turned_away(claim: Claim, allotment: Allotment) -> Iterator[tuple[Invocation
             change = msgspec.structs.replace(change, due_at=record.created_at)  # it was due at a start that is gone
         yield record, change
     for record, why in allotment.refused:
-        told = claim.told.get(record.task, ())
-        yield record, refused(record, operation=operation, at=at, why=why, told=told)
+        outbox = claim.refusal_outboxes.get(record.task, ())
+        yield record, refused(record, operation=operation, at=at, why=why, outbox=outbox)
     for record, why, due_at in allotment.deferred:
         yield record, put_off(record, operation=operation, at=at, why=why, due_at=due_at)
 

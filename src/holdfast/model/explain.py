@@ -108,11 +108,12 @@ def _free(record: InvocationRecord, around: Surroundings) -> str:
     busy = sum(worker.running for runner in taking for worker in runner.workers)
     serve = "1 runner serves" if len(taking) == 1 else f"{len(taking)} runners serve"
     used = "all of its slots are" if busy >= places else f"{busy} of {places} slots are"
-    silent, unheard = _silent_workers(taking, around), min((_unheard(runner, around) for runner in taking), default=0.0)
+    silent = _silent_workers(taking, around)
+    silence = min((_silence_of(runner, around) for runner in taking), default=0.0)
     waiting = f"waiting for {_since(record, around)}"
-    if unheard:
-        heard = "the only runner that serves it was" if len(taking) == 1 else "the last runner that serves it was"
-        return f"{waiting}: {heard} {_last_heard(unheard, around)}. If it was killed, start one with `holdfast run`."
+    if silence:
+        which = "the only runner that serves it was" if len(taking) == 1 else "the last runner that serves it was"
+        return f"{waiting}: {which} {_last_heard(silence, around)}. If it was killed, start one with `holdfast run`."
     if taking and all(runner.lacks_workers for runner in taking):
         none = "none of its worker processes has started" if len(taking) == 1 else "none of their workers has started"
         return f"{waiting} for a worker: {serve} it, and {none}. If that lasts, the runner's log says why they end."
@@ -121,7 +122,7 @@ def _free(record: InvocationRecord, around: Surroundings) -> str:
     return f"{waiting} to be claimed; {serve} it, and {used} busy. A runner takes it at its next look, within seconds."
 
 
-def _unheard(runner: RunnerRecord, around: Surroundings) -> float:
+def _silence_of(runner: RunnerRecord, around: Surroundings) -> float:
     """Return for how many seconds a runner has been silent, if that is longer than usual; else 0."""
     silence = around.now - runner.heartbeat_at
     return silence if silence > around.dead_after_seconds * _UNUSUAL else 0.0
@@ -291,8 +292,8 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         return f"{meaning}, and {silent}: its runner takes it back in a moment."
     if worker is not None and worker.unresponsive_since is not None:
         return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
-    if unheard := _unheard(entry, around):
-        return f"{meaning}; that runner was {_last_heard(unheard, around)}."
+    if quiet := _silence_of(entry, around):
+        return f"{meaning}; that runner was {_last_heard(quiet, around)}."
     ahead = entry.heartbeat_at - around.now
     if ahead > around.dead_after_seconds:
         meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"

@@ -158,7 +158,7 @@ class CancellationListener:
         every_seconds: float,
         holds: Callable[[str | None], bool],
         awaits: Callable[[], bool],
-        heard: Callable[[InvocationRecord], None],
+        deliver: Callable[[InvocationRecord], None],
     ) -> None:
         self._store = engine.store
         self._hub = engine.hub
@@ -167,7 +167,7 @@ class CancellationListener:
         self._every = every_seconds
         self._holds = holds
         self._awaits = awaits
-        self._heard = heard
+        self._deliver = deliver
         self.is_early = False  # a hint has come that may be about what is under way
         self._wakeup = Wakeup()
 
@@ -200,4 +200,4 @@ class CancellationListener:
             return
         for record in found:
             if record.owner == self._owner:
-                self._heard(record)
+                self._deliver(record)

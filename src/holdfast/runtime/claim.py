@@ -187,7 +187,7 @@ class Claimer:
                 raise StoreUnavailable(f"nothing is claimed until the store answers a heartbeat again. {away}")
             wanted = replace(claim, at=self._now(), again=True) if again else claim
             if refusing:
-                wanted = replace(wanted, told=await self._engine.outbox.told_of_refusals(refusing))
+                wanted = replace(wanted, refusal_outboxes=await self._engine.outbox.refusal_outboxes(refusing))
             crashpoint("claim.before")
             try:
                 claimed = await self._store.claim(wanted)
@@ -209,10 +209,10 @@ class Claimer:
         if claimed.records and telemetry.wants(events.Claimed):
             telemetry.emit(events.Claimed(self._owner, claimed.records))
         if claimed.refused and telemetry.wants(events.Refused):
-            await self._tell_refused(claimed.refused)
+            await self._emit_refused(claimed.refused)
         return claimed
 
-    async def _tell_refused(self, ids: Sequence[InvocationId]) -> None:
+    async def _emit_refused(self, ids: Sequence[InvocationId]) -> None:
         """Read what a claim has refused, for listeners. The claim stands, whatever comes of that."""
         try:
             found = await get_readable(self._store, self._engine.app, ids)
@@ -237,7 +237,7 @@ class Demand:
         self._in_doubt: tuple[float, float] | None = None  # the first and the last claim after that, which were full
         self._pause: tuple[int, float] | None = None  # until the next look, and with which trust
 
-    def heard(self, count: int = MANY) -> None:
+    def announce(self, count: int = MANY) -> None:
         """Note that so many more may be waiting."""
         self.expected += count
         self.look = True
@@ -256,7 +256,7 @@ class Demand:
         got, wanted = len(claimed.records), ask.max_count
         if claimed.cut:
             self.slot_next = True
-            self.heard(max(1, expected - got))
+            self.announce(max(1, expected - got))
         elif ask.turn is not None:  # of one queue nothing follows for the others, and turns are on since they are full
             turns.took(ask.turn, got)
             self.anything()
@@ -265,7 +265,7 @@ class Demand:
             self._found_all_at, self._in_doubt = elapsed, None
             turns.end()
         elif expected > wanted:
-            self.heard(expected - wanted)  # there may be more; perhaps a slot has to become free first
+            self.announce(expected - wanted)  # there may be more; perhaps a slot has to become free first
             turns.begin()
         else:
             self._in_doubt = (elapsed if self._in_doubt is None else self._in_doubt[0], elapsed)
@@ -312,7 +312,7 @@ class Lanes:
         """Pause these queues, and no others."""
         self._offer = replace(self._offer, paused=queues)
 
-    def hear(self, lanes: Iterable[str]) -> list[str]:
+    def note_work(self, lanes: Iterable[str]) -> list[str]:
         """Note that there may be work in these lanes. Return the lanes from which it may be taken."""
         served = open_lanes(lanes, replace(self._offer, paused=frozenset()) if self._offer.paused else self._offer)
         if not self._known.issuperset(served):
@@ -321,12 +321,12 @@ class Lanes:
         accepted = open_lanes(served, self._offer) if self._offer.paused else served
         if self.turns.are_on:
             for lane in accepted:
-                self.turns.hear(queue_in(lane))
+                self.turns.add(queue_in(lane))
         return accepted
 
     def know(self, lanes: Iterable[str], now: float) -> None:
         """Note that these lanes have work, and no others."""
-        self.turns.know({queue_in(lane) for lane in self.hear(lanes)}, now)
+        self.turns.know({queue_in(lane) for lane in self.note_work(lanes)}, now)
 
     def next(self, wanted: int) -> Ask:
         lanes: Collection[str] = open_lanes(self._known, self._offer) if self._offer.paused else self._known
@@ -370,9 +370,9 @@ class Turns:
         self._ask_at = now + ASK_AGAIN_SECONDS
         self._got = {queue: got for queue, got in self._got.items() if queue in queues}
         for queue in queues:
-            self.hear(queue)
+            self.add(queue)
 
-    def hear(self, queue: str) -> None:
+    def add(self, queue: str) -> None:
         """Note that there is news of this queue."""
         if self.are_on and queue not in self._got:
             self._got[queue] = min(self._got.values(), default=0.0)

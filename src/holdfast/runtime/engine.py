@@ -60,7 +60,7 @@ class Outbox:
         """Return the triggers that want to hear of such an end, as far as they are known."""
         return ()
 
-    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    async def refusal_outboxes(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return the names to put into the outboxes of calls of these tasks that a limit refuses, by task."""
         return {}
 

@@ -39,7 +39,7 @@ class Hub:
         self.telemetry = telemetry
         self._channel: HintChannel | None = None
         self._listening: set[str] = set()
-        self._heard: dict[str, list[Callable[[Hint], None]]] = {}  # by kind
+        self._listeners: dict[str, list[Callable[[Hint], None]]] = {}  # by kind
         self._final: dict[str, set[Wake]] = {}
         self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
@@ -54,14 +54,14 @@ class Hub:
         """
         return 1 if self._channel is None else self._channel.trust
 
-    def on(self, kind: str, heard: Callable[[Hint], None]) -> Unsubscribe:
-        """Call `heard` with each hint of this kind: READY (lanes got work), CANCEL (invocations are to end), ROSTER (a
-        runner is gone that took turns at the services), PAUSES or SCHEDULES (they changed). Return a function that ends
-        it.
+    def on(self, kind: str, listener: Callable[[Hint], None]) -> Unsubscribe:
+        """Call `listener` with each hint of this kind: READY (lanes got work), CANCEL (invocations are to end), ROSTER
+        (a runner of the services' cycle is gone), PAUSES or SCHEDULES (they changed). Return a function that ends the
+        subscription.
         """
         self._listen(kind)
-        self._heard.setdefault(kind, []).append(heard)
-        return lambda: self._heard[kind].remove(heard)
+        self._listeners.setdefault(kind, []).append(listener)
+        return lambda: self._listeners[kind].remove(listener)
 
     def on_final(self, id: str, wake: Wake) -> Unsubscribe:
         """Call `wake` when the invocation has ended. Return a function that ends the subscription."""
@@ -97,8 +97,8 @@ class Hub:
                 self.telemetry.emit(HintLost(repr(error)))
 
     def _receive(self, hint: Hint) -> None:
-        for heard in tuple(self._heard.get(hint.kind, ())):
-            heard(hint)
+        for listener in tuple(self._listeners.get(hint.kind, ())):
+            listener(hint)
         if hint.kind == ENDED:
             self._remember(hint.subjects)
             if self._final:

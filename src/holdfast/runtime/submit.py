@@ -100,7 +100,7 @@ class Submitter:
             await self._payloads.keep(payloads)
         crashpoint("submit.after")
         self._hub.send(_hint(records), abroad=not self._is_core)  # a runner performs its own core tasks
-        self._tell(records, stored)
+        self._emit_submitted(records, stored)
         return [None] * len(records) if all(stored) else await self._yield(records, stored, debounce)
 
     async def _yield(
@@ -124,7 +124,7 @@ class Submitter:
             again = [records[number] for number in free]
             stored = await self._store.insert(again)
             self._hub.send(_hint(again))
-            self._tell(again, stored)
+            self._emit_submitted(again, stored)
             for number, ours in zip(free, stored, strict=True):
                 answers[number] = None if ours else answers[number]
             left = [number for number, ours in zip(free, stored, strict=True) if not ours]
@@ -132,7 +132,7 @@ class Submitter:
                 return answers
         raise StoreError(f"{records[left[0]].id} could not be stored: its name is taken and freed again and again")
 
-    def _tell(self, records: Sequence[InvocationRecord], stored: Sequence[bool]) -> None:
+    def _emit_submitted(self, records: Sequence[InvocationRecord], stored: Sequence[bool]) -> None:
         if self.telemetry.wants(Submitted):
             self.telemetry.emit(Submitted(tuple(record for record, new in zip(records, stored, strict=True) if new)))
 
@@ -175,7 +175,7 @@ class Submitter:
         if self.telemetry.wants(Submitted):  # only what was committed is there
             with contextlib.suppress(StoreError):
                 there = await self._store.get(records[0].app, [record.id for record in records])
-                self._tell(records, [found is not None for found in there])
+                self._emit_submitted(records, [found is not None for found in there])
 
 
 async def until_over(transaction: Transaction) -> None:

@@ -112,11 +112,11 @@ class _Call:
             return
         wait, is_idle = next(iter(self.waits.values())), only_waits(self._main, self.waits.keys())
 
-        def tell() -> None:
+        def report() -> None:
             wait.port.only_waits(waits) if is_idle else wait.port.keeps_slot(wait, BESIDE)
 
         with contextlib.suppress(HoldfastError, RuntimeError):  # the app is closed
-            self._runtime.opened().bridge.call(tell)
+            self._runtime.opened().bridge.call(report)
 
 
 _calls: dict[asyncio.Task[Any], _Call] = {}  # by the task in which each runs

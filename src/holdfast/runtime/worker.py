@@ -132,7 +132,7 @@ class Worker:
         self._hub = engine.hub
         self.tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
         self._lanes = Lanes(options.serves)
-        self._lanes.hear([lane for d in self.tasks.values() for lane in d.lanes])
+        self._lanes.note_work([lane for d in self.tasks.values() for lane in d.lanes])
         self._next_discovery = 0.0
         poll = engine.settings.poll_interval_seconds * options.patience
         self._demand = Demand(poll, doubts=not options.for_core)
@@ -313,9 +313,9 @@ class Worker:
         self._wakeup.notify()
 
     def _hinted(self, hint: Hint) -> None:
-        accepted = self._lanes.hear(hint.subjects)
+        accepted = self._lanes.note_work(hint.subjects)
         if accepted or not hint.subjects:
-            self._demand.heard(hint.count if accepted else MANY)
+            self._demand.announce(hint.count if accepted else MANY)
             self._wakeup.notify()
 
     async def _look_unasked(self) -> None:

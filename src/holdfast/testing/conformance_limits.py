@@ -328,7 +328,7 @@ class LimitConformance:
     def test_a_refused_invocation_names_the_triggers_that_are_to_hear_of_it(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([limited("a"), limited("b")])
-            wanted = bounded("op", REFUSING, told={limited("b").task: ("t", "u"), "another": ("v",)})
+            wanted = bounded("op", REFUSING, refusal_outboxes={limited("b").task: ("t", "u"), "another": ("v",)})
             assert (await store.claim(wanted)).refused == ("b",)
             refused = await the(store, "b")
             assert (refused.outbox, (await the(store, "a")).outbox) == (("t", "u"), ())

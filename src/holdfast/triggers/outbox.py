@@ -89,7 +89,7 @@ class TriggerOutbox(Outbox):
         else:
             await self._subscriptions.refresh()
 
-    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    async def refusal_outboxes(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         if self._monotonic() > self._subscriptions.none_until:
             await self._look()
         each = {task: self._subscriptions.of_end(task, Status.CONCURRENCY_CONTROLLED_FINAL) for task in tasks}

@@ -48,7 +48,7 @@ def serve_at(app: ServedApp, taken: socket.socket, *, started: Callable[[], obje
     """Serve an app at an address that is taken, until SIGINT or SIGTERM. `started` is called before the first
     request is answered.
     """
-    with _heard_signals():
+    with _stop_on_signals():
         web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
         config = uvicorn.Config(
             web,
@@ -139,7 +139,7 @@ def listening(host: str, port: int, what: str) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _heard_signals() -> Iterator[None]:
+def _stop_on_signals() -> Iterator[None]:
     """Let uvicorn's own handlers be the only effect of a signal: after its stop it raises the signal once more."""
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -53,7 +53,7 @@ def deliver(life: Life, event: Event, payloads: Payloads, then: Then) -> None:
     """Give an event to the body."""
     answer = answer_of(event, life.codec, payloads)
     if event.type in e.HOOKS:
-        life.tell_hook(event, answer, then)
+        life.answer_hook(event, answer, then)
     else:
         life.deliver(event.call, answer, then)
 

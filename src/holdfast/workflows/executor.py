@@ -111,7 +111,7 @@ class WorkflowExecutor(Executor):
         self._records: dict[str, InvocationRecord] = {}
         self._calls: dict[str, str] = {}  # lives, by the key of the call
         self._loading: set[str] = set()  # lives whose logs are being read
-        self._unheard: set[str] = set()  # keys of calls that are ended by force, as long as their loop does not know
+        self._undelivered: set[str] = set()  # calls ended by force, until their loop knows
         self._ends_by: dict[str, float] = {}  # when the time of a life and its grace are over, if it has a limit
         self.host = self.host_class(self, loop, is_here=coroutines is None)
         self._gathered: list[Writing] = []
@@ -163,12 +163,12 @@ class WorkflowExecutor(Executor):
         keys = list(keys)
         self.interrupt(keys)
         if not self._is_inline:
-            self._unheard.update(keys)
-            heard = functools.partial(self._unheard.difference_update, keys)
-            self.host.inbox.post(lambda: self.post(heard))
+            self._undelivered.update(keys)
+            delivered = functools.partial(self._undelivered.difference_update, keys)
+            self.host.inbox.post(lambda: self.post(delivered))
 
     def is_blocked(self, key: str) -> bool:
-        return key in self._unheard
+        return key in self._undelivered
 
     def let_go(self, why: str) -> None:
         """Hand runs over at their next step boundary: the worker ends."""

@@ -189,7 +189,7 @@ class Host:
         """Note where a step runs, and how long it may: if this loop is blocked, others have to see to that."""
         if call.deadline is not None:
             self._limits[call.key] = call.deadline
-            self._tell_limits()
+            self._publish_limits()
         if isinstance(self._executor(kind), ThreadExecutor):
             self._on_threads.add(call.key)
 
@@ -228,9 +228,9 @@ class Host:
 
     def _lift_limit(self, key: str) -> None:
         if self._limits.pop(key, None) is not None:
-            self._tell_limits()
+            self._publish_limits()
 
-    def _tell_limits(self) -> None:
+    def _publish_limits(self) -> None:
         first = min(self._limits.values(), default=float("inf"))
         if first != self.steps_end_by:
             self.steps_end_by = first

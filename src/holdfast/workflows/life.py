@@ -295,14 +295,14 @@ class Life(ABC):
     def awaits_hook(self) -> bool:
         return any(end.is_awaited for end in self.hooks.values())
 
-    def _tell_hook(self, event: Event, answer: CallAnswer) -> None:
+    def _answer_hook(self, event: Event, answer: CallAnswer) -> None:
         if event.type == HOOK_CONFLICT:
             self.by_id.pop(event.call, None)
         if (end := self.hooks.get(event.call)) is not None:
             end.take(event, answer)
 
     @abstractmethod
-    def tell_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
+    def answer_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
         """Give an event of a hook to the body."""
 
     @abstractmethod
@@ -493,8 +493,8 @@ class AsyncLife(Life):
         self._drain(lambda: self._answer(call, command, answer))
         then()
 
-    def tell_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
-        self._drain(lambda: self._tell_hook(event, answer))
+    def answer_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
+        self._drain(lambda: self._answer_hook(event, answer))
         then()
 
     def _answer(self, call: str, command: Command | None, answer: CallAnswer) -> None:
@@ -707,8 +707,8 @@ class PlainLife(Life):
         self._then = then
         self._answers.put(answer)
 
-    def tell_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
-        self._tell_hook(event, answer)
+    def answer_hook(self, event: Event, answer: CallAnswer, then: Then) -> None:
+        self._answer_hook(event, answer)
         if event.call != self._waits_for:
             return then()
         self._then = then

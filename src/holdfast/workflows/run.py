@@ -550,8 +550,8 @@ class Run:
 
     def _wait(self, life: Life) -> None:
         due, now = self._due(), self.host.now()
-        hears = bool(self.elsewhere.open) or life.awaits_hook  # of something that others do
-        if due is None and not hears:
+        has_senders = bool(self.elsewhere.open) or life.awaits_hook  # of something that others do
+        if due is None and not has_senders:
             why = f"the body waits for something that no event can bring:\n{life.why_stuck()}"
             return self.end(raised(self.call, WorkflowError(why)))
         if due is not None and due <= now:
@@ -559,9 +559,9 @@ class Run:
         self.host.keep_slots(self, 0)
         linger = 0.0 if self.host.is_crowded else self.host.linger_seconds * (1 + self.events / _LINGER_EVENTS)
         if not self.is_cancelling and not self.cancel_why:
-            if not hears and due is not None and due - now > linger:
+            if not has_senders and due is not None and due - now > linger:
                 return self._suspend()
-            if hears and (self._linger is None or self._linger.cancelled()):
+            if has_senders and (self._linger is None or self._linger.cancelled()):
                 self._linger = self.host.call_later(linger, self._lingered)
         self._set_timer(due)
 

@@ -116,16 +116,16 @@ def refuse_open_address(host: str, settings: Settings) -> None:
 
 
 @contextmanager
-def heard_signals(stop: Callable[[bool], Any]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[bool], Any]) -> Iterator[None]:
     """Call `stop` for SIGINT and SIGTERM; from the second on with True, to hurry."""
     count = 0
 
-    def heard(number: int, frame: object) -> None:
+    def asked(number: int, frame: object) -> None:
         nonlocal count
         count += 1
         stop(count > 1)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

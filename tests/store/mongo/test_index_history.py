@@ -345,11 +345,11 @@ class Queue:
             self.marks.lower(APP, *self.there[self.number])
         elif how < 0.6:
             seen = self.there[self.number]
-            self.marks.hear(Hint(READY, (seen.lane,), 1, seen.due_at, (int(-seen.rank),)))
+            self.marks.take_hint(Hint(READY, (seen.lane,), 1, seen.due_at, (int(-seen.rank),)))
         elif how < 0.75 and due_at <= self.now:
             self.marks.forget(APP, [self.there[self.number].lane])
         elif how < 0.8 and due_at <= self.now:
-            self.marks.hear(Hint(READY, ()))  # hints may have been lost
+            self.marks.take_hint(Hint(READY, ()))  # hints may have been lost
         else:
             return  # it is found by a look at the whole lane
         self.told.add(self.number)
@@ -414,7 +414,7 @@ def test_what_this_process_returns_to_a_queue_is_not_behind_its_own_marks() -> N
     for change in (replace(changed, due_at=500.0), changed):  # at another place, or at its old one
         marks.end(marks.begin(APP, [LANE], whole=True), [], 10, 1000.0)
         assert marks.is_behind(APP, Seen(LANE, 0.0, 500.0))
-        scanner.heed([change])
+        scanner.note_changes([change])
         assert not marks.is_behind(APP, Seen(LANE, 0.0, 500.0))
 
 

@@ -113,7 +113,7 @@ def _deliver(life: AsyncLife, event: Event, codec: Codec) -> None:
     life.replay.answered(event)
     life.commands.clear()
     if event.type in e.HOOKS:
-        return life.tell_hook(event, _answer(event, codec), _nothing)
+        return life.answer_hook(event, _answer(event, codec), _nothing)
     life.deliver(event.call, _answer(event, codec), _nothing)
 
 

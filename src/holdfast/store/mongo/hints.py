@@ -133,7 +133,7 @@ class ChangeStream:
                 if event is not None:
                     self._token, self._pause = event["_id"], _FIRST_PAUSE_SECONDS
                     for listener in tuple(self._listeners):
-                        listener.hear(event)
+                        listener.take(event)
         finally:
             self.trust = 0  # at once: to close the stream may take a while
             with contextlib.suppress(Exception):
@@ -198,7 +198,7 @@ class StreamHints:
         *,
         use_change_streams: bool,
         observe: Observe,
-        can_be_heard: Callable[[], bool] = lambda: True,
+        has_listeners: Callable[[], bool] = lambda: True,
         on_hint: Callable[[Hint], None] = lambda hint: None,
         ask_again_seconds: float = ASK_AGAIN_SECONDS,
     ) -> None:
@@ -206,7 +206,7 @@ class StreamHints:
         self._process = process or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._use = use_change_streams
         self.observe = observe
-        self._can_be_heard = can_be_heard
+        self._has_listeners = has_listeners
         self._on_hint = on_hint  # called with every hint, those of this process too, before any listener acts on it
         self._ask_again = ask_again_seconds
         self._receivers: dict[str, Callable[[Hint], None]] = {}
@@ -221,7 +221,7 @@ class StreamHints:
     def send(self, hints: Sequence[Hint]) -> None:
         for hint in hints:
             self._on_hint(hint)
-        if not self._use or not self._can_be_heard():
+        if not self._use or not self._has_listeners():
             return
         for hint in hints:
             before = self._waiting.get(hint.kind)
@@ -266,7 +266,7 @@ class StreamHints:
     def trust(self) -> int:
         return 0 if self._stream is None else self._stream.trust
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Mapping[str, Any]) -> None:
         if event.get("documentKey", {}).get("_id") == self._process:
             return
         bodies = (event.get("fullDocument") or {}).get("hints")

@@ -60,7 +60,7 @@ class LaneScanner:
         self._claimed: dict[str, dict[str, float]] = {}  # by app: lanes that were claimed from, and when
         self._task: asyncio.Task[None] | None = None
 
-    def heed(self, changes: Iterable[Change | MoveUp]) -> None:
+    def note_changes(self, changes: Iterable[Change | MoveUp]) -> None:
         """Note written invocations: those that became available, or were moved up, may lie behind a mark."""
         for change in changes:
             if isinstance(change, MoveUp):

@@ -71,13 +71,13 @@ class _Result:
         for each in seen:
             self._first.setdefault((each.lane, each.rank), each.due_at)
 
-    def of_lane(self, lane: str, before: Mapping[float, float], heard_of: set[float]) -> dict[float, float]:
+    def of_lane(self, lane: str, before: Mapping[float, float], unmarked: set[float]) -> dict[float, float]:
         """Return the marks of a lane after a look at all of it. Ranks without a due invocation are forgotten only when
         there are many: a look sees nothing that is not due yet.
         """
         ranks = {rank for where, rank in (*self._first, *self._look.lowered) if where == lane} | {_PLAIN_RANK}
-        if len(ranks | before.keys() | heard_of) <= _MAX_RANKS:
-            ranks |= before.keys() | heard_of
+        if len(ranks | before.keys() | unmarked) <= _MAX_RANKS:
+            ranks |= before.keys() | unmarked
         return {rank: self.mark(lane, rank, before.get(rank, _FIRST)) for rank in ranks}
 
     def mark(self, lane: str, rank: float, before: float) -> float:
@@ -250,7 +250,7 @@ class Marks:
                 known.ranks |= known.marks.keys()
                 known.marks, known.whole_at = {}, _FIRST
 
-    def hear(self, hint: Hint) -> None:
+    def take_hint(self, hint: Hint) -> None:
         """Heed a hint that lanes got work."""
         if hint.kind != READY:
             return

@@ -142,7 +142,7 @@ class MongoStore:
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
         self._invocations = Invocations(self._collection, self._quarantine)
-        self._scanner = LaneScanner(self._collection, clock.monotonic, self.now, self._hear)
+        self._scanner = LaneScanner(self._collection, clock.monotonic, self.now, self._deliver_hint)
         self._claims = Claims(self._collection, self._invocations, rng, self._scanner)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
@@ -182,8 +182,8 @@ class MongoStore:
             database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
             use_change_streams=self._options.use_change_streams,
             observe=self._observe,
-            can_be_heard=lambda: not self._alone,
-            on_hint=self._scanner.marks.hear,
+            has_listeners=lambda: not self._alone,
+            on_hint=self._scanner.marks.take_hint,
         )
 
     def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
@@ -208,7 +208,7 @@ class MongoStore:
         if self._alone:
             self.abilities &= ~Ability.TRANSACTIONS
 
-    def _hear(self, hint: Hint) -> None:
+    def _deliver_hint(self, hint: Hint) -> None:
         """Deliver a hint of this process to itself."""
         if self._hints is not None:
             self._hints.deliver(hint)
@@ -415,7 +415,7 @@ class MongoStore:
                     if not isinstance(write, Change | FieldReset | MoveUp | Kept | NoteUpdate):
                         verdicts[index] = await self._write_run(write)
         finally:
-            self._scanner.heed(change for change in changes if isinstance(change, Change | MoveUp))
+            self._scanner.note_changes(change for change in changes if isinstance(change, Change | MoveUp))
         return [verdicts[index] for index in range(len(changes))]
 
     async def _write_run(self, write: RunUpdate | StreamMark | WaitNote | Push) -> Verdict:
