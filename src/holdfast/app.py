@@ -177,8 +177,8 @@ class App:
 
         Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names under
         which stored work may still call for it. A coroutine function shares one event loop with the others; a plain
-        function gets a thread. ``executor="process"`` runs either in its own process, which may crash or compute
-        without harm to others.
+        function gets a thread. ``executor="process"`` runs either in its own process, which may crash or compute for
+        long without harm to others.
 
         An invocation of a crashed runner is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. By
         default, an exception is final; `retries` is a number of further attempts, or a policy
@@ -207,7 +207,7 @@ class App:
         `cancel_grace` to clean up; its children are cancelled with it, unless ``cancel_children=False``.
 
         ``validate="submit"`` checks the arguments of each call against the annotations when it is submitted, and raises
-        `ArgumentsDoNotFit` with the path of what does not fit; the setting `validate` says so for all tasks.
+        `ArgumentsDoNotFit` with the path of the value that does not fit. The setting `validate` does so for all tasks.
 
         ``log_lines=50`` keeps the last lines that a call has logged with its invocation.
 

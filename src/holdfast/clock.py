@@ -76,7 +76,7 @@ def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
     """Return the seconds of a duration.
 
     A number without a unit, as a number or as text, counts in `unit` seconds: a setting named ``…_minutes`` passes
-    ``60.0``. Units are ms, s, m (or min), h, d, w and their words, in either case, so ``"5M"`` is five minutes; months
+    ``60.0``. Units are ms, s, m (or min), h, d, w and their words, in either case, so ``"5M"`` is five minutes. Months
     and years are refused because they have no fixed length. A length is never negative.
     """
     if isinstance(value, bool) or not isinstance(value, float | int | str | dt.timedelta):
@@ -113,7 +113,7 @@ TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can express
 
 
 def reached(name: str, now: float, seconds: float) -> float:
-    """Return the moment so many seconds ahead. Raises `UsageError` that names the option beyond the year 9999."""
+    """Return the moment this many seconds from now. Raises `UsageError` that names the option beyond the year 9999."""
     if (moment := now + seconds) >= TOO_LATE:
         raise UsageError(f"{name}={format_duration(seconds)} leads beyond the year 9999")
     return moment

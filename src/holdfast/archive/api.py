@@ -374,7 +374,7 @@ class Archive:
     async def remove(
         self, engine: Engine, records: Sequence[InvocationRecord], *, force: bool
     ) -> Sequence[tuple[str, str]]:
-        """Remove these, on the engine's loop. Return the ids of those that are kept, and why."""
+        """Remove these, on the engine's loop. Return the ids of invocations that are kept, and why."""
         going, kept = _removable(engine, records, force=force)
         await self._remove(engine, going)
         return kept
@@ -389,7 +389,7 @@ class Archive:
 def _removable(
     engine: Engine, records: Sequence[InvocationRecord], *, force: bool
 ) -> tuple[list[InvocationId], list[tuple[str, str]]]:
-    """Return the ids of those that can be removed, and of the others with the reason."""
+    """Return the ids of invocations that can be removed, and the reasons for the others."""
     going, kept = list[InvocationId](), list[tuple[str, str]]()
     for record in records:
         if record.status not in FINAL:

@@ -16,7 +16,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import Removed
 
 AT_ONCE = 500
-_BATCHES = 20  # that one look removes; then others have their turn
+_BATCHES = 20  # removed in one look; then other duties have their turn
 _REMOVE_SECONDS = 60.0
 
 

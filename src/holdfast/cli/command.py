@@ -1,8 +1,8 @@
 """The shared part of all commands: the app and its store, their options, ``--json``, errors and exit codes.
 
-A command is a function of the `Output` that it answers to, of the app unless it needs none, and of its own options.
-`command` adds the options that all have. A dataclass among the parameters is a group of options that several commands
-share. A command that works on a store never makes one, and none works on a store that only its own process could see.
+A command is a function of its `Output`, of the app unless it needs none, and of its own options. `command` adds the
+options that all have. A dataclass among the parameters is a group of options that several commands share. A command
+that works on a store never makes one, and none works on a store that only its own process could see.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function. Its needs may depend on its options.
 
-    A command that changes something has the name of its `action`, such as ``queue.pause``, and of the parameter with
-    its `target`; `find` returns the whole name or id of what the user has given there. See `holdfast.cli.audited`.
+    A command that changes something has an `action`, such as ``queue.pause``, and names the parameter with its
+    `target`. `find` returns the whole name or id of a target. See `holdfast.cli.audited`.
     """
     unfit = {Needs.NOTHING: {"app", "url", "name"}, Needs.TASKS: {"url", "name"}, Needs.CODE: {"url", "name"}}
     common = [name for name in _OPTIONS if not isinstance(needs, Needs) or name not in unfit.get(needs, ())]

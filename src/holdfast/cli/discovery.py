@@ -1,8 +1,8 @@
 """Choose the app of a command.
 
-In this order: the app that is named on the command line, the store that is named there or by ``HOLDFAST_URL`` if the
-command needs no tasks, the app that the setting `app` names, the only app in this folder. Without any, commands that
-need no tasks use the store of the settings. A named store is opened without importing any code.
+In this order: the app on the command line; the store there, or in ``HOLDFAST_URL`` if the command needs no tasks; the
+app of the setting `app`; the only app in this folder. Without any, commands that need no tasks use the store of the
+settings. A named store is opened without importing any code.
 
 Given, an app is ``module:attribute`` or a module with one app in it. Not given, the current folder is looked through:
 files are read before they are imported, and only a file that mentions Holdfast and makes an `App` is imported. Exactly

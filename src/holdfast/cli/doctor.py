@@ -19,9 +19,9 @@ from holdfast.web.reading.diagnosis import HINT, OK, WRONG, DiagnosisReading
 def doctor(out: Output, app: App) -> None:
     """Say what is wrong with an app, and what to do.
 
-    It looks at the store, clocks, versions, settings, runners and stuck work, and changes nothing, but that a damaged
-    record which it meets is set aside, whole, as by any reader. It exits with 0 if nothing is wrong, hints aside, with
-    1 if something is, and with 2 if it was called in a wrong way.
+    It looks at the store, clocks, versions, settings, runners and stuck work. It changes nothing, except that it
+    quarantines damaged records that it reads, as every reader does. It exits with 0 if nothing is wrong, hints aside,
+    with 1 if something is, and with 2 if it was called in a wrong way.
     """
     with reach.brief_retries(shared(app)):
         found = DiagnosisReading(app.runtime, _file_of(app)).diagnose()

@@ -78,7 +78,7 @@ def cancel(
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,
 ) -> None:
-    """End the members of a group that wait or run. Its callback hears of that as of other failures."""
+    """End the members of a group that wait or run. Its callback gets that as of other failures."""
     whole = find_group(app, id)
     statuses = app.group(whole).cancel(reason, by=by)
     counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}

@@ -257,8 +257,8 @@ def history(out: Output, app: App, id: InvocationId) -> None:
 def wake(out: Output, app: App, id: InvocationId) -> None:
     """Give a parked invocation another try; end sleeps of a workflow.
 
-    A workflow that sleeps goes on at once, and so does a step that waits for its next attempt. What waits for a child
-    or for a step elsewhere cannot be woken: see holdfast why ID.
+    A workflow that sleeps goes on at once, and so does a step that waits for its next attempt. A run that waits for a
+    child or for a step elsewhere cannot be woken: see holdfast why ID.
     """
     id = find_id(app, id)
     app.invocation(id).wake()

@@ -54,7 +54,7 @@ class Output:
         self.json = json
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
         self.known: dict[str, object] = {}
-        """What an error document contains too, such as the id of what was submitted."""
+        """Further fields of an error document, such as the id of a submitted invocation."""
         self.agreed: Callable[[], object] = lambda: None
         """Called before an action that the user may be asked about: its audit record is stored then."""
         self.did: Callable[[str], object] = lambda detail: None
@@ -96,7 +96,7 @@ class Output:
             print(as_json(facts, indent=2))
 
     def document_line(self, facts: Mapping[str, Any]) -> None:
-        """Print one of many documents, each on its own line, as soon as it is there."""
+        """Print one of many documents on its own line, as soon as it is available."""
         if self.json:
             print(as_json(facts), flush=True)
 

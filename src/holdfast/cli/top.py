@@ -30,8 +30,8 @@ def top(
     """Show runners, queues, rates and failures, live.
 
     It is drawn again every 2 s until Ctrl-C. Rates and failures are of the last 5 minutes; workers store what they
-    count every 10 s. It reads what runs and waits, and never what has ended. A number of a queue over 1,000 is a lower
-    bound.
+    count every 10 s. It reads running and waiting calls, and never ended calls. A number of a queue over 1,000 is a
+    lower bound.
     """
     reading = LoadReading(app.runtime)
 

@@ -1,8 +1,8 @@
 """Values to bytes and back: MessagePack with a closed set of extensions.
 
-**Exact or refused.** A value comes back equal and of the same type, with no annotation to help, or it is refused when
-it is stored, with the path to the culprit. So dispatch is on the exact type: an `OrderedDict` would come back as a
-`dict`, hence it is refused. Two references to one object come back as two objects; cycles are refused.
+**Exact or refused.** A value comes back equal and of the same type, without the help of annotations. Otherwise it is
+refused when it is stored, with the path to the culprit. So dispatch is on the exact type: an `OrderedDict` would come
+back as a `dict`, hence it is refused. Two references to one object come back as two objects; cycles are refused.
 
 **Data, not code.** Stored bytes never cause an import: classes come only from the registry, and `decode` raises nothing
 but `NotDecodable`, whatever the bytes. (A time zone's key makes `zoneinfo` open that zone's data, or the data package
@@ -137,8 +137,8 @@ class Codec:
         return [*typing.get_args(hint), typing.get_origin(hint), getattr(hint, "__value__", None)]
 
     def encode(self, value: object, *, at: str = "value") -> bytes:
-        """Return the value as bytes. Raises `NotEncodable` with the path to what cannot be stored; `at` is what the
-        path begins with.
+        """Return the value as bytes. Raises `NotEncodable` with the path to the value that cannot be stored; `at` is
+        the beginning of the path.
         """
         try:
             return pack(self._quick.plain(value, 0))

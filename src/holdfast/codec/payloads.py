@@ -36,7 +36,7 @@ class Reference(NamedTuple):
 
 
 class SizeLimits(NamedTuple):
-    """Above `inline` bytes a value is put out; above `max_bytes` it is refused."""
+    """Above `inline` bytes a value is stored apart; above `max_bytes` it is refused."""
 
     inline: int
     max_bytes: int
@@ -131,7 +131,7 @@ class Spill:
 
     def _met(self, payload: Payload) -> Payload:
         known = self._seen.setdefault(payload.digest, payload)
-        if known is payload:  # another one's bytes are not kept, and once they are gone, their identity is free
+        if known is payload:  # the bytes of an equal payload are not kept, so their identity may be reused
             self._seen[id(payload.data)] = payload
         return known
 

@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class SealedHead(NamedTuple):
-    """What everyone can read of a sealed value."""
+    """The parts of a sealed value that can be read without its key."""
 
     key: str
     references: tuple[Reference, ...]
@@ -57,7 +57,7 @@ def is_sealed(data: bytes | None) -> bool:
 
 
 def head_of(data: bytes) -> SealedHead | None:
-    """Return what a sealed value says in the clear; None if it is no sealed value, or a damaged one."""
+    """Return the unencrypted head of a sealed value; None if the value is not sealed, or damaged."""
     if not is_sealed(data):
         return None
     if data.startswith(_BROKEN):
@@ -118,7 +118,7 @@ class CipherKeys:
         return f"<CipherKeys {', '.join(self.ids)}>"
 
     def beginning_with(self, id: str) -> CipherKeys:
-        """Return the same keys, of which this one encrypts."""
+        """Return the same keys, with this key as the one that encrypts."""
         if id == self.current:
             return self
         return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])

@@ -104,7 +104,9 @@ class CallAround:
         return bool(self._wanted)
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a plain function. Raises what it raises, what a middleware raises at the start, or `ResourceMissing`."""
+        """Call a plain function. Raises the errors of the call, errors of a middleware at its start, or
+        `ResourceMissing`.
+        """
         args, kwargs = self._arguments(call, args, kwargs)
         with contextlib.ExitStack() as stack:
             for made in self._made(call):

@@ -1,15 +1,16 @@
-"""Which calls have begun: a table in memory that a worker process shares with its runner.
+"""The calls that have begun: a table in memory that a worker process shares with its runner.
 
 A worker holds calls that are RUNNING in the store and have not begun: they were claimed ahead, or wait in an executor
 for the interpreter lock. While user code holds that lock, or the process is stopped, no message leaves the worker. Its
 runner can still read memory. So each call is entered here before its code starts, marked when its code is over, and
-taken out when its end is in the store. What is RUNNING in the store and not in the table has never begun.
+taken out when its end is in the store. A call that is RUNNING in the store and not in the table has never begun.
 
 **Revoking.** A runner that gives such calls to others has to be sure that they do not begin here a moment later. It
-sets the byte `_REVOKED`, reads the table at its next look, and gives back what is not in it. A worker enters a call
-first and compares that byte with the ticket of the call afterwards. Whichever came first: either the runner sees the
-entry, or the worker sees the byte, and the call does not begin. A ticket is the value of `_ACCEPTED` when the call was
-handed to its executor. The worker sets that to the value of `_REVOKED` when it has handed back all that it had claimed.
+sets the byte `_REVOKED`, reads the table at its next look, and gives back the calls that are not in it. A worker enters
+a call first and compares that byte with the ticket of the call afterwards. Whichever came first: either the runner sees
+the entry, or the worker sees the byte, and the call does not begin. A ticket is the value of `_ACCEPTED` when the call
+was handed to its executor. The worker sets that to the value of `_REVOKED` when it has handed back all that it had
+claimed.
 
 **Steps.** The header also has the moment by which the steps of runs have to have ended, the earliest of them: they are
 in no record.
@@ -91,7 +92,7 @@ class BegunCalls:
             self._memory[place] = _IS_OVER
 
     def remove(self, marks: Iterable[str]) -> None:
-        """Take out calls whose ends are in the store, or that have not begun."""
+        """Remove calls whose ends are in the store, or that have not begun."""
         for mark in marks:
             place = self._places.pop(mark, None)
             if place is not None:
@@ -103,7 +104,7 @@ class BegunCalls:
                 self._memory[_IS_FULL] = bool(self._unlisted)
 
     def set_steps_end_by(self, moment: float) -> None:
-        """Tell by when the first of the running steps has to end; infinity: none has a limit."""
+        """Set the time by which the first of the running steps has to end; infinity: none has a limit."""
         _MOMENT.pack_into(self._memory, _STEPS_END_BY, 0.0 if moment == float("inf") else moment)
 
     def has(self, mark: str) -> bool:
@@ -112,7 +113,7 @@ class BegunCalls:
 
     @property
     def is_revoked(self) -> bool:
-        """Return whether the runner takes back what has not begun: nothing may begin."""
+        """Return whether the runner takes back calls that have not begun: nothing may begin."""
         return self._memory[_REVOKED] != self._memory[_ACCEPTED]
 
     def accept(self) -> None:
@@ -131,7 +132,7 @@ class BegunTable:
 
     @classmethod
     def create(cls, slots: int) -> BegunTable:
-        """Make a table for a worker with so many slots. Raises `OSError`."""
+        """Make a table for a worker with this number of slots. Raises `OSError`."""
         descriptor = _descriptor()
         try:
             os.ftruncate(descriptor, _size_for(slots))
@@ -154,12 +155,14 @@ class BegunTable:
         return moment or float("inf")
 
     def revoke(self) -> None:
-        """Let nothing begin until the worker has accepted that. What `marks` lacks at the next look will not begin."""
+        """Let nothing begin until the worker has accepted that. Calls that `marks` lacks at the next look will not
+        begin.
+        """
         self._memory[_REVOKED] = (self._memory[_ACCEPTED] + 1) % 256
 
     @property
     def is_revoked(self) -> bool:
-        """Return whether the worker has yet to accept what was revoked."""
+        """Return whether the worker has yet to accept the revocation."""
         return self._memory[_REVOKED] != self._memory[_ACCEPTED]
 
 

@@ -60,7 +60,7 @@ class Call(NamedTuple):
     around: CallAround | None = None  # middleware and resources
     span: CallSpan | PassedSpan | None = None  # in which its code runs
     begin_within: float | None = None  # seconds in which a new process has to be ready; else the call is `TOO_LATE`
-    outer: Call | None = None  # the call whose code tries this one in its thread or loop: see `holdfast.around.here`
+    outer: Call | None = None  # the call whose code runs this call by `try_here`
 
 
 class Returned(NamedTuple):
@@ -84,7 +84,7 @@ class Raised(NamedTuple):
 
 
 class Deferred(NamedTuple):
-    """The call asks to be made again, so many seconds later. That is no failure."""
+    """The call asks to be made again after this many seconds. That is no failure."""
 
     seconds: float
     why: str

@@ -95,7 +95,7 @@ class Question(msgspec.Struct, array_like=True, tag=True):
 
 
 class Control(msgspec.Struct, array_like=True, tag=True):
-    """Something asked of a call in the middle of it, by the number of the question."""
+    """A control for a running call, which is named by the number of its question."""
 
     what: str
     number: int
@@ -123,7 +123,7 @@ class Answer(msgspec.Struct, array_like=True, tag=True):
 
 
 class Written(msgspec.Struct, array_like=True, tag=True):
-    """What a call says in a stream. Its parts are the data, then the payloads."""
+    """An item that a call writes to a stream. Its parts are the data, then the payloads."""
 
     stream: str
     kind: int
@@ -143,11 +143,11 @@ class WaitBegan(msgspec.Struct, array_like=True, tag=True):
 
 
 class WaitOver(msgspec.Struct, array_like=True, tag=True):
-    """The wait is over, and the call goes on when the parent says so."""
+    """The wait is over; the call continues when the parent answers."""
 
 
 class WaitNews(msgspec.Struct, array_like=True, tag=True):
-    """For the call with this number: its code may go on, or (`circle`) its wait is refused."""
+    """For the call with this number: its code may continue, or its wait is refused (`circle`)."""
 
     number: int
     circle: str = ""
@@ -214,7 +214,7 @@ def _digests(payloads: tuple[Payload, ...]) -> list[str]:
 
 
 def sendable(text: str) -> str:
-    """Return the text as UTF-8 can hold it: text of user code may contain halves of characters."""
+    """Return the text without lone surrogates, which UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -256,10 +256,10 @@ def _until_the_parent_closes() -> Iterator[None]:
 
 
 class CallControls:
-    """Apply to the call that runs what the parent asks of it, in the middle of it.
+    """Apply the parent's controls to the running call.
 
-    A signal handler runs on the main thread, where calls do, and also while that waits in a system call. A control has
-    the number of its call: what comes after the call's end is for none.
+    A signal handler runs on the main thread, as calls do, and also while that thread waits in a system call. A control
+    has the number of its call: a control that comes after the call's end is ignored.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class CallControls:
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """Apply to this call what arrives from now on."""
+        """Apply messages that arrive from now on to this call."""
         self._call = call
         try:
             self.look()
@@ -301,7 +301,9 @@ class CallControls:
         return await run_coroutine(call, self._injector)
 
     def look(self, *_signal: object) -> None:
-        """Apply what has arrived; the handler of the signal, too. Between calls the main loop reads the channel."""
+        """Apply the messages that have arrived; also called by the signal's handler. Between calls the main loop reads
+        the channel.
+        """
         self._look_again, call = True, self._call
         if call is None:
             return
@@ -366,8 +368,9 @@ def _nothing(number: int, frame: object) -> None:
 
 
 class _Forks:
-    """Let a fork of this process close the connection, or the parent could not see that we are gone; and let SIGTERM,
-    SIGHUP and SIGQUIT end it, as `multiprocessing` relies on. A signal that comes in between waits.
+    """Prepare forks of this process. A fork closes the connection, or the parent could not notice the end of this
+    process. SIGTERM, SIGHUP and SIGQUIT end it, as `multiprocessing` expects. A signal that comes in between is
+    delayed.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -587,7 +590,7 @@ class ChunkSender:
             flushed.set_result(None)
 
     def end(self) -> tuple[str, ...]:
-        """Send what is left of the call, and forget it. Return the streams whose errors were raised in it."""
+        """Send the remaining chunks of the call, and forget it. Return the streams whose errors were raised in it."""
         self._call, buffer, self._buffer = None, self._buffer, None
         if buffer is None:
             return ()
@@ -600,7 +603,7 @@ class ChunkSender:
 
 
 class CallPause:
-    """A time in which all code of the call waits, and the parent knows."""
+    """A period in which all code of the call waits, as reported to the parent."""
 
     def __init__(self, waits: frozenset[Wait]) -> None:
         self.waits = waits
@@ -611,7 +614,7 @@ class CallPause:
 class ChildWaits:
     """The waits of the call that runs here. Its parent's worker gives the slot back and takes it again.
 
-    A function waits on the main thread, and a coroutine on the loop there. So that thread takes what the parent says.
+    A function waits on the main thread, and a coroutine on the loop there. So that thread takes the parent's messages.
     The rest happens on the engine's loop.
     """
 
@@ -649,14 +652,14 @@ class ChildWaits:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._report_pause)
 
     def _report_pause(self) -> None:
-        """Tell the parent that the call waits, if it still does."""
+        """Report to the parent that the call waits, if it still does."""
         self._timer = None
         if self._is_idle and (self._pause is None or self._pause.is_over):
             self._pause = CallPause(frozenset(self._open))
             self._channel.send(WaitBegan(list(dict.fromkeys(id for wait in self._open for id in wait.ids))))
 
     def take(self, news: WaitNews) -> None:
-        """Take what the parent says; in the handler of a signal."""
+        """Take a message of the parent; in the handler of a signal."""
         if (pause := self._pause) is None:
             return
         if not news.circle:
@@ -676,7 +679,7 @@ class ChildWaits:
         self._open.discard(wait)
 
     def forget(self) -> None:
-        """Forget the call, which has ended: what it has left behind does not count."""
+        """Forget the call, which has ended: waits that it left behind do not count."""
         self._open, self._pause, self.main = set(), None, None
 
 
@@ -686,8 +689,8 @@ _formatter = logging.Formatter()
 
 
 class ParentHandler(logging.Handler):
-    """Send records to the parent. `is_busy` while the main thread is here, which must not be interrupted then: half a
-    record would be sent, and `logging` would swallow what is raised. `on_free` is called afterwards, if `is_awaited`.
+    """Send records to the parent. `is_busy` while the main thread is here. It must not be interrupted then: half a
+    record would be sent, and `logging` would swallow the exception. `on_free` is called afterwards, if `is_awaited`.
     """
 
     def __init__(self, channel: Channel[Any], levels: Mapping[str, int]) -> None:
@@ -705,7 +708,7 @@ class ParentHandler(logging.Handler):
         self.lock = None  # the channel has its own, for which no thread waits
 
     def take_over(self) -> None:
-        """Be the only handler. What a module sets up when it is imported, it has set up in the parent as well."""
+        """Be the only handler. The handlers that modules add when they are imported run in the parent."""
         logging.root.handlers[:] = [self]
         for logger in list(logging.root.manager.loggerDict.values()):
             if isinstance(logger, logging.Logger) and logger.handlers:
@@ -741,7 +744,7 @@ class ParentHandler(logging.Handler):
 
 
 def _facts(record: logging.LogRecord) -> dict[str, str | int | float | bool | None]:
-    """Return what can be sent of a record: its message, and every attribute that is a plain value."""
+    """Return the parts of a log record that can be sent: its message, and every attribute that is a plain value."""
     facts: dict[str, str | int | float | bool | None] = {"msg": _text(message_of(record))}
     if record.exc_info:
         facts["exc_text"] = _text(_formatter.formatException(record.exc_info))

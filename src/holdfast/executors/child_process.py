@@ -1,16 +1,16 @@
-"""Child processes: how worker processes and processes for tasks are started, talked to and ended.
+"""Child processes: how worker processes and processes for tasks are started, exchange messages and are ended.
 
 **Start.** A child is a new interpreter, never a fork: a fork of a process with threads inherits locks that no thread
 will release. It leads its own process group, so Ctrl-C at the terminal reaches its parent alone, and the programs that
 a task has started end with it. It inherits one side of a socket pair, its only connection to its parent. It is not a
-child of `multiprocessing`: such a child may not have children, or holds up the end of its parent; it runs the parent's
-main module even if no task lives there; and another thread may take its exit status.
+child of `multiprocessing`. Such a child may not have children, or delays the end of its parent. It runs the parent's
+main module even without tasks there, and another thread may take its exit status.
 
 **Messages.** Either side may send at any time. A message is one frame: the length of a head, the head (a tagged struct
-and the sizes of the parts, as MessagePack), then the parts as they are, so large bytes are not copied into a larger
-whole. `Channel` is for threads. Its `send` blocks; its `post` never does: what the other side does not take at once
-waits in a bounded queue, ahead of whatever is sent next. `AsyncChannel` is for event loops. A child that runs user code
-on its main thread is woken by a signal (`wake`) and reads what has arrived in the signal's handler.
+and the sizes of the parts, as MessagePack), then the parts as they are. So large bytes are not copied. `Channel` is for
+threads. Its `send` blocks. Its `post` never does: a message that the other side does not take at once waits in a
+bounded queue, ahead of later messages. `AsyncChannel` is for event loops. A child that runs user code on its main
+thread is woken by a signal (`wake`) and reads what has arrived in the signal's handler.
 
 **End.** A parent asks by a message, or by closing its side; a child that has not ended after a grace is killed, with
 its group. A child sees the end of its parent as the end of the stream. For code that never releases the interpreter
@@ -68,7 +68,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def frame(message: msgspec.Struct, parts: Sequence[bytes] = ()) -> bytes:
-    """Return what goes ahead of the parts."""
+    """Return the bytes before the parts: the length of the head, and the head."""
     packed = msgspec.msgpack.encode((message, [len(part) for part in parts]))
     return _LENGTH.pack(len(packed)) + packed
 
@@ -170,7 +170,7 @@ class Channel(Generic[M]):
         return found
 
     def _exactly(self, size: int) -> bytes:
-        """Return so many bytes: usually in one go, and then without a copy."""
+        """Return the next `size` bytes: usually in one read, and then without a copy."""
         if size > MAX_PART_BYTES:
             raise OSError(f"a part of {size:,} bytes")
         found, self._arrived = self._arrived[:size], self._arrived[size:]
@@ -201,7 +201,7 @@ class AsyncChannel(Generic[M]):
             self._writer.write(frame(message))
 
     async def drain(self) -> None:
-        """Wait until what was posted is sent, if the other side is still there."""
+        """Wait until the posted messages are sent, if the other side is still there."""
         if not self._writer.is_closing():
             with contextlib.suppress(OSError):
                 await self._writer.drain()
@@ -224,7 +224,7 @@ class AsyncChannel(Generic[M]):
 
 @contextlib.contextmanager
 def _pair() -> Iterator[tuple[socket.socket, socket.socket, dict[str, Any]]]:
-    """Give both sides of a new connection, and the keywords with which a child is started that has the second one."""
+    """Yield both sides of a new connection, and the keywords that start a child with the second side."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -254,7 +254,7 @@ async def start_async(command: Command, *inherited: int) -> tuple[asyncio.subpro
 
 
 def wake(pid: int) -> None:
-    """Have the child read what was posted, in the middle of user code."""
+    """Have the child read the posted messages, in the middle of user code."""
     with contextlib.suppress(OSError):
         os.kill(pid, WAKE)
 
@@ -266,7 +266,7 @@ def kill_group(pid: int) -> None:
 
 
 def exit_in_words(status: int) -> str:
-    """Say how a child ended, by its exit status."""
+    """Return how a child ended, by its exit status."""
     if status == LOST_DESCRIPTORS:
         return f"it lost its connection: {CLOSED}"
     if status >= 0:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Inject:
-    """A mark in an annotation. `lifespan` names the one that yields the value, where several yield that type."""
+    """A mark in an annotation. `lifespan` names the lifespan that yields the value, where several yield that type."""
 
     def __init__(self, lifespan: Callable[..., Any] | None = None) -> None:
         if lifespan is not None and not callable(lifespan):

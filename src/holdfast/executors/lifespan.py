@@ -1,11 +1,12 @@
-"""What users want done around the life of a worker: open pools before its first task, close them after its last.
+"""Lifespans: user code around the life of a worker. It opens pools before the first task, and closes them after the
+last.
 
-All of it runs on the loop of user coroutines, where pools made there can be used, and in one task from the first to the
-last, since what spans a life (a task group, say) has to be left where it was entered. Plain functions block that loop
-for a moment; nothing else runs there yet, or any more.
+All of it runs on the loop of user coroutines, so tasks can use the pools. It runs in one asyncio task, since a task
+group, for instance, has to be left in the task that entered it. Plain functions block that loop for a moment; nothing
+else runs there yet, or any more.
 
-It is user code, so it may raise, hang, or find its loop blocked by a task that never ends. What goes wrong at the start
-ends the worker. What goes wrong at the end is logged, and the worker ends all the same: its work is done and written.
+It is user code, so it may raise, hang, or find its loop blocked by a task that never ends. An error at the start ends
+the worker. An error at the end is logged, and the worker ends all the same: its work is done and written.
 """
 
 from __future__ import annotations

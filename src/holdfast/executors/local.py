@@ -68,7 +68,7 @@ class Executor(ABC):
         """Hand calls over to other workers where that is possible before they end."""
 
     def make_room(self, more: int) -> None:  # noqa: B027 - coroutines need none
-        """Run so many more calls at once, or fewer again: as many wait, with all that they hold."""
+        """Change the number of calls that run at once: as many wait, with all that they hold."""
 
     def runs_on(self, key: str) -> bool:
         """Return whether the present thread is the one on which the function of this call runs."""
@@ -126,11 +126,11 @@ class OutcomeBatch:
 class ThreadExecutor(Executor):
     """Plain functions, on up to `size` threads.
 
-    A batch wakes one thread. A thread that takes a call while more are waiting wakes the next thread before running it,
-    so calls that block get a thread each, while a batch of short ones is done by the first thread before the second has
-    even got hold of the interpreter; and its outcomes are announced together, by the first thread when it has no more
-    to do or by the second when it comes, whichever is earlier. Threads start when they are first needed and are
-    daemons: they cannot be ended, and must not keep a process alive.
+    A batch wakes one thread. A thread that takes a call while more are waiting wakes the next thread before it runs the
+    call. So blocking calls get a thread each. Short calls are all done by the first thread before the second gets the
+    interpreter lock. Their outcomes are announced together: by the first thread when it is idle, or by the second when
+    it starts, whichever is earlier. Threads start when they are first needed and are daemons: they cannot be ended, and
+    must not keep a process alive.
     """
 
     def __init__(self, size: int, deliver: Deliver, begun: BegunCalls | None = None) -> None:
@@ -169,7 +169,7 @@ class ThreadExecutor(Executor):
         return self._where.get(key) == threading.get_ident()
 
     def set_size(self, size: int) -> None:
-        """Allow so many threads from now on. Running threads stay."""
+        """Set the number of threads from now on. Running threads stay."""
         self._size = size
         self._add_thread()
         if self._calls:

@@ -77,7 +77,7 @@ main({descriptor})
 class ProcessExecutor(Executor):
     """Functions of any kind, in up to `size` child processes.
 
-    `calls_per_process` replaces a child after so many calls, for code that loses memory. With `with_hooks`, children
+    `calls_per_process` replaces a child after this many calls, for code that leaks memory. With `with_hooks`, children
     have the app's hooks around their lives, as a worker does.
     """
 
@@ -384,8 +384,8 @@ class _Child:
         self._channel.send(question, parts)
 
     def receive_answer(self, heard: Heard) -> tuple[Answer, list[bytes]]:
-        """Write what the child logs, and return its answer. `heard` takes what its call says in streams. Raises
-        `EOFError` or `OSError` when there will be none.
+        """Write what the child logs, and return its answer. `heard` takes the messages that the child sends during its
+        call, such as chunks of streams. Raises `EOFError` or `OSError` when there will be none.
         """
         while True:
             while not self._poll.poll(LOOK_SECONDS * 1000):

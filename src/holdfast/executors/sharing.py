@@ -117,7 +117,7 @@ class StepPort:
 
 
 def _differ(before: object, after: object) -> bool:
-    """Return whether a value is another one, or cannot be compared, as two arrays cannot."""
+    """Return whether two values differ, or cannot be compared, as two arrays cannot."""
     try:
         return bool(before != after)
     except Exception:

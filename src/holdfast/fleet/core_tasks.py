@@ -1,11 +1,12 @@
 """Core tasks: Holdfast's own duties, run as ordinary tasks.
 
-They are stored, claimed, recovered and explained like a user's, in their own app beside the user's, so that they are in
-no list or count of the user. They run in the runner itself, where user code cannot starve them. Their schedules are
-stored and fired as usual, and their crons come from the settings. If a run is waiting already, another would find
-nothing to do, and the tick passes. Of each core task one run is active at a time (running concurrency "task"), for at
-most a minute: a run that hangs must not keep the others from doing its work. A run that the store leaves without an
-answer is tried again 0.1 s later, then ever more seldom, six times in 6 s: the next tick would be a whole period later.
+They are stored, claimed, recovered and explained like a user's tasks. They have their own app beside the user's, so no
+list or count of the user contains them. They run in the runner itself, where user code cannot starve them. Their
+schedules are stored and fired as usual, and their crons come from the settings. If a run is waiting already, another
+would find nothing to do, and the tick passes. Of each core task one run is active at a time (running concurrency
+"task"), for at most a minute: a run that hangs must not keep the others from doing its work. A run that the store
+leaves without an answer is tried again 0.1 s later, then ever more seldom, six times in 6 s: the next tick would be a
+whole period later.
 
 `CoreWorker` keeps the worker that runs them. If it breaks (a defect, or an unexpected error), the heartbeats of the
 runner would go on, and the services would go on firing tasks that no worker runs. So a successor takes its place, under
@@ -94,7 +95,7 @@ class CoreTaskRegistry:
         ]
 
     async def fire(self, name: str, cause: str) -> None:
-        """Submit one run for this cause, unless a run is waiting, which will do."""
+        """Submit one run for this cause, unless a run is waiting already."""
         now = self._store.now()
         where = Filter(statuses=_WAITING, tasks=frozenset({name}))
         waiting = await self._store.find(self.app, where, _FEW, set_aside=True)

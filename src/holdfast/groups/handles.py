@@ -337,7 +337,7 @@ class InvocationGroup(Handle, Sequence[Invocation[R]]):
     ) -> Coroutine[Any, Any, list[Status]]:
         """Ask for the end of all of them, as `Invocation.cancel` does. Return the status of each then.
 
-        A callback hears of that as of other failures.
+        A callback gets that as other failures.
         """
         ids, asked_by = self.ids, by or asking()
 

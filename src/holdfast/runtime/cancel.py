@@ -148,7 +148,8 @@ def asked_to_end(
 class CancellationListener:
     """Report to a worker which of its invocations were cancelled. `holds` says whether the worker has an invocation;
     None: whether it has any. `awaits` says whether the answer to a claim or a start is under way: the store may have
-    given the worker an invocation that it does not know yet. Such a hint `is_early`, and is heeded when that `arrived`.
+    given the worker an invocation that it does not know yet. Such a hint `is_early`, and is applied when the invocation
+    has `arrived`.
     """
 
     def __init__(

@@ -8,11 +8,11 @@ away. So its workers start nothing when two thirds of the dead-after time have p
 written, by a clock that counts suspension. Running work goes on: if it was taken, its end is refused. Work of a paused
 queue is not started either.
 
-**Demand.** Whether to look. Hints say how many may wait; a claim that got less than it asked for says that there is
-nothing until something falls due. A claim that got all it asked for proves nothing: a submitter that died before its
-hint leaves work that no hint counted. So a full claim always looks again: at once if more was announced, else after a
-second without another claim, and after two in any case. A lone task costs no look of its own, and many share one. Looks
-are due by a clock that is never set, counted from the last look that found less than it asked for.
+**Demand.** Whether to look. Hints say how many may wait; after a claim that got less than it asked for, nothing is due
+until its `next_due_at`. A claim that got all it asked for proves nothing: a submitter that died before its hint leaves
+work that no hint counted. So a full claim always looks again: at once if more was announced, else after a second
+without another claim, and after two in any case. A lone task costs no look of its own, and many share one. Looks are
+due by a clock that is never set, counted from the last look that found less than it asked for.
 
 **Lanes and turns.** Which lanes to ask for: those that the worker serves, without paused queues. Within a queue, order
 is by priority, then by due time. Among queues there is none: a worker with more to do than slots takes from each queue
@@ -23,8 +23,8 @@ four shares to a claim. A queue that has no more to give is left out until there
 saved nothing up. With the first claim for all lanes that gets less than it wanted, turns are over.
 
 **Reserve.** Where a claim costs several round trips, a worker claims ahead: PENDING, or RUNNING if it begins in a
-moment. No other worker can run what lies here, so the reserve holds only what is expected to start within a second,
-judged by how long calls have taken, and gives back what lay too long.
+moment. No other worker can run reserved work. So the reserve holds only calls that are expected to start within a
+second, by the duration of earlier calls. It gives back work that was reserved for too long.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Claimer:
         return claimed
 
     async def _emit_refused(self, ids: Sequence[InvocationId]) -> None:
-        """Read what a claim has refused, for listeners. The claim stands, whatever comes of that."""
+        """Read and report the invocations that a claim has refused. The claim stands if that fails."""
         try:
             found = await get_readable(self._store, self._engine.app, ids)
         except StoreError as error:
@@ -238,7 +238,7 @@ class Demand:
         self._pause: tuple[int, float] | None = None  # until the next look, and with which trust
 
     def announce(self, count: int = MANY) -> None:
-        """Note that so many more may be waiting."""
+        """Note that `count` more invocations may be waiting."""
         self.expected += count
         self.look = True
 

@@ -44,7 +44,7 @@ COUNTED_AT_ONCE = 32  # writes of an outbox; the first after that is announced, 
 
 
 class Outbox:
-    """Writes changes. `receivers` are told of ends whose outbox has their name, which begins with ``@``."""
+    """Writes changes. `receivers` get the ends whose outbox has their name, which begins with ``@``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,18 +57,18 @@ class Outbox:
         return await self._store.apply([change for _, change in wanted])
 
     def of_end(self, task: str, status: Status) -> tuple[str, ...]:
-        """Return the triggers that want to hear of such an end, as far as they are known."""
+        """Return the known triggers that subscribe to such an end."""
         return ()
 
     async def refusal_outboxes(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the names to put into the outboxes of calls of these tasks that a limit refuses, by task."""
+        """Return the outbox for calls that a limit refuses, by task."""
         return {}
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name, which the store has ended by itself."""
 
     async def get_ready(self) -> None:
-        """Read what the first end would have to wait for."""
+        """Read the subscriptions, so that the first end need not wait for that."""
 
     async def finish(self) -> None:
         """Give deliveries that are under way a moment; a service makes up for the others."""

@@ -120,7 +120,7 @@ def new_executor(
 
 
 class Ended(NamedTuple):
-    """An invocation whose user code is done, after so many seconds."""
+    """An invocation whose user code is done, and its duration in seconds."""
 
     record: InvocationRecord
     outcome: Outcome
@@ -328,7 +328,7 @@ class RunningCalls:
         return call._replace(deadline=deadline, has_soft_timeout=terms.soft_timeout is not None)
 
     def around_of(self, task: TaskDefinition) -> CallAround | None:
-        """Return what the calls of a task or step run inside of. Tasks of Holdfast itself have no middleware."""
+        """Return the middleware around calls of a task or step. Holdfast's own tasks have none."""
         if task.is_hidden and not task.name.startswith(context.STEP):
             return None
         return self.around.of(task.name, task.wanted)
@@ -496,8 +496,8 @@ GiveUp = Callable[[str, InTheEnd], None]
 
 
 class CallStopper:
-    """End calls in time. `request` calls the executor of an invocation by one of "cancel", "raise_soft_timeout",
-    "force"; `give_up` goes on without the call.
+    """Ends calls by force after a cancellation or a timeout. `request` calls the executor of an invocation by one of
+    "cancel", "raise_soft_timeout", "force"; `give_up` goes on without the call.
     """
 
     def __init__(self, request: Request, give_up: GiveUp) -> None:
@@ -544,7 +544,7 @@ class CallStopper:
             timer.cancel()
 
     def ended(self, record: InvocationRecord, outcome: Outcome) -> Outcome:
-        """Return what the outcome of a watched call means."""
+        """Return the outcome of a watched call: its own, or that of a timeout or a cancellation."""
         id = record.id
         is_late, is_forced, is_asked = id in self._late, id in self._forced, id in self._asked
         self.forget(id)
@@ -594,7 +594,7 @@ class Suspects:
         return tuple(sorted(self._elsewhere))
 
     def executor_for(self, record: InvocationRecord, task: TaskDefinition) -> ExecutorKind | None:
-        """Return where to run it this time; None: in its own process, for which there is no room now."""
+        """Return the executor for this attempt; None if it has to be isolated, and no isolated process is free."""
         if task.executor is ExecutorKind.PROCESS or not self._is_suspect(record):
             return task.executor
         if record.id in self._at_home or not self._can_be_found(task):

@@ -74,7 +74,7 @@ class Limits:
         return {task: self._changed.rate(*named) for task, named in self._rates.items() if named is not None}
 
     async def refresh(self) -> None:
-        """Learn of changes that were made at run time. Without limits and rates here, none concern this process."""
+        """Read the changes that were made at run time. A process without limits and rates needs none."""
         if self.is_bounded:
             await self._changed.refresh()
 
@@ -163,8 +163,8 @@ class Limits:
         return len(gone)
 
     async def _forgotten(self, keys: Collection[str], now: float) -> list[Release]:
-        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is; and for those
-        that their bucket does not know: two claims were at work at once, and no other claim lets them go on.
+        """Return the releases of waiters of rates: of buckets whose next waiter is overdue, and of waiters that their
+        bucket does not know. The latter come from two claims at once, and no other claim releases them.
         """
         self._next_looks = {key: at for key, at in self._next_looks.items() if key in keys}
         looks = sorted(key for key in keys if self._next_looks.get(key, now) <= now)[:_AT_ONCE]

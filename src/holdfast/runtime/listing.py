@@ -78,7 +78,7 @@ async def with_key(engine: Engine, tasks: Iterable[str], key: str) -> list[Invoc
 
 
 def made_within(since: Moment, until: Moment) -> Keep | None:
-    """Return what tells whether an invocation was submitted `since` then and before `until`; None if any is meant."""
+    """Return a predicate for invocations submitted from `since` to before `until`; None if there is no bound."""
     first, last = (
         None if moment is None else parse_moment(moment, name) for name, moment in (("since", since), ("until", until))
     )

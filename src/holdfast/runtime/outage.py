@@ -1,4 +1,4 @@
-"""Outages: what the engine does while the store is away. It waits, reports that, and asks again.
+"""Outages: while the store is away, the engine waits, reports that, and asks again.
 
 Retrying has one place at each level. The driver repeats a statement once (MongoDB's retryable writes). The store
 repeats an operation, as often as the settings allow, and then raises `StoreUnavailable`: for a caller, that is the end.
@@ -37,24 +37,24 @@ class Outage:
         self._given_up = asyncio.Event()
 
     def give_up_in(self, seconds: float) -> None:
-        """Pass the store's error on after so many seconds, instead of waiting."""
+        """Raise the store's error after this many seconds, instead of waiting on."""
         loop = asyncio.get_running_loop()
         self._ends_at = min(self._ends_at, loop.time() + seconds)
         loop.call_later(seconds, self._given_up.set)
 
     async def until_reached(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """Do as `until_answered`, but pass a refusal of the store on: for starting up."""
+        """Do as `until_answered`, but raise refusals of the store: for start-up."""
         return await self._ask(what, attempt, StoreUnavailable)
 
     async def until_answered(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """Return the answer of `attempt`, called until there is one.
 
-        It gets True if it was called before: then an earlier call may have been carried out.
+        `attempt` gets True if it was called before: then an earlier call may have been carried out.
         """
         return await self._ask(what, attempt, StoreError)
 
     async def until_accepted(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """Do as `until_answered`, but raise an error that is about what is written: it would come again for ever."""
+        """Do as `until_answered`, but raise an error that is about the written values: it would come again for ever."""
         return await self._ask(what, attempt, StoreError, is_refusal)
 
     async def _ask(
@@ -83,12 +83,12 @@ class Outage:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error is about what was written, and not about the store as a whole."""
+    """Return whether an error is about the written values, and not about the store as a whole."""
     return not isinstance(error, StoreError) or type(error) in (StoreError, CorruptRecord, PayloadLost)
 
 
 async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel these and wait for them, whatever they end with.
+    """Cancel these tasks and wait for them, ignoring their results and errors.
 
     A driver in the middle of a network call may turn a cancellation into a network error, which the loop around it
     takes for a store that is away. So a task is cancelled again until it has ended.

@@ -1,9 +1,9 @@
-"""Queues that are paused. A pause is an entry of the store, and each change of it follows the version that was read.
+"""Paused queues. A pause is an entry of the store, and each change of it is conditional on the version that was read.
 
-A runner looks which queues are paused when it starts, when a hint says so, and after each heartbeat interval (five of
-them while hints can be relied on), and its workers learn it with their permit. So a pause reaches every runner at once
-where hints arrive, and within five heartbeats if one is lost; a worker knows of all pauses before its first claim.
-While the store is away, what was known last holds.
+A runner reads the pauses when it starts, after a hint, and after each heartbeat interval (five of them while hints are
+reliable). Its workers get them with their permit. So a pause reaches every runner at once where hints arrive, and
+within five heartbeats if one is lost; a worker knows of all pauses before its first claim. While the store is away, the
+last known pauses hold.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from holdfast.runtime.pauses import pause_queue, pauses_of, resume_queue
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """A queue at a moment: how many invocations are `waiting` for a runner, `scheduled` for later, `blocked` by a limit
-    and `running`; for how long the oldest waiting one has been due; how many calls have ended `per_minute` of late; how
-    many live runners serve it; and the pause, if it is paused.
+    and `running`. Further fields are the age of the oldest waiting call, the ends `per_minute` of late, the number of
+    live runners that serve the queue, and its pause.
     """
 
     name: str

@@ -5,8 +5,8 @@ away: the same changes, with the same operation ids, are tried again until the s
 reply was lost is recognised instead of repeated.
 
 `Expiry` ends invocations that were not started by the time that they were submitted with. A worker looks at that before
-it starts one. But no worker may serve it, or it waits for a slot: the sweep finds those. It knows when the next one is
-due, and otherwise looks every few seconds, since others submit as well.
+it starts one. But there may be no worker that serves it, or it waits for a slot: the sweep finds such invocations. It
+knows when the next one is due, and otherwise looks every few seconds, since others submit as well.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Settler:
                 raise AssertionError(f"{record.id} has left its worker, and has no end to write")
 
     def _cannot_compensate(self, record: InvocationRecord, why: str) -> Change:
-        """End a run that is being cancelled, and whose body cannot go on: a person has to see what it left."""
+        """End a run that is being cancelled, and whose body cannot continue: a person has to check what was left
+        undone.
+        """
         said = f"it was being cancelled, and could not compensate: {why}"
         error = _codec.encode_error(WorkflowError(f"{record.task} {record.id}: {said}"))
         return changes.failed(record, error=error, operation=self._ids.operation(), at=self._store.now(), why=said)
@@ -162,7 +164,7 @@ class Settler:
             self.settle([(found, replace(change, attributes=lost.attributes, notes=lost.notes))])
 
     async def _cancel_children(self, record: InvocationRecord) -> None:
-        """Cancel its children: it may have submitted some since it was cancelled."""
+        """Cancel the children of an invocation: it may have submitted some since it was cancelled."""
         asked = record.cancellation
         assert asked is not None
         try:
@@ -180,7 +182,7 @@ class Settler:
         return changes.started(record, operation=self._ids.operation(), at=self._store.now())
 
     def return_of(self, record: InvocationRecord, why: str, wait: float = 0.0) -> Change:
-        """Return the change that hands unstarted work back to the queue, for at least so long."""
+        """Return the change that hands unstarted work back to the queue, due after at least this delay."""
         at = self._store.now()
         change = changes.handed_back(record, operation=self._ids.operation(), at=at, why=why)
         return replace(change, due_at=ahead(at, wait)) if wait else change
@@ -388,12 +390,12 @@ def _is_to_end(record: InvocationRecord, lost: Lost) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return words that any store can take."""
+    """Return the text without characters that a store refuses."""
     return text[:_MAX_TEXT].encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _plain_error(error: ErrorRecord, refusal: Exception) -> ErrorRecord:
-    """Return the error in words that the store will take, with the reason why they are so few."""
+    """Return a short error that the store accepts, with the reason why it is short."""
     why = f"the store refuses the {'error' if error is not _NO_RESULT else 'result'}: {refusal}"
     text = f"{error.message} ({why})" if error.message else why
     return ErrorRecord(type_name=_plain(error.type_name), message=_plain(text), traceback="", data=None)

@@ -1,7 +1,8 @@
 """Wait for invocations in user code: the caller's side of `holdfast.runtime.waits`.
 
-Outside of tasks, a wait is a call of the engine and nothing else. In a task, the worker is told of it: it gives the
-slot back while all code of the call waits, and has it again before any of that goes on, whatever the wait ends with.
+Outside of tasks, a wait is a call of the engine and nothing else. In a task, the wait is reported to the worker. The
+worker gives the slot back while all code of the call waits, and takes a slot again before that code continues, however
+the wait ends.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ async def held(wait: Wait, work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait_here(runtime: AppRuntime, ids: Sequence[str]) -> Wait | None:
-    """Return the wait that begins here; None outside of tasks of this app, and where no worker is told of waits."""
+    """Return the wait that begins here; None outside of tasks of this app, and where waits are not reported to a
+    worker.
+    """
     call: Any = here.get()
     call = getattr(call, "outer", None) or call
     port = None if call is None else getattr(call, "waits", None)
@@ -106,7 +109,7 @@ class _Call:
             self._loop.call_soon(self._loop.call_soon, self._look)  # waits that begin in this turn are seen together
 
     def _look(self) -> None:
-        """Tell whether all code of the call waits."""
+        """Report whether all code of the call waits."""
         waits = frozenset(self.waits.values())
         if not waits or self._main.done():
             return

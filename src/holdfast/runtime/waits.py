@@ -1,8 +1,8 @@
 """Waits of calls in a worker: a call whose code only waits gives its slot back, and takes it again before that goes on.
 
-**Pause.** A wait that lasts is told to the store: RUNNING → PAUSED, with the ids that are waited for. What the code
-waits for is then read once: an invocation that is still in the queue takes the place of the one that waits for it, and
-a circle of waits is refused. Then the slot is given back; a slot of a limit is kept.
+**Pause.** A wait that lasts is written to the store: RUNNING → PAUSED, with the ids of the awaited invocations. These
+are then read once: an awaited invocation in the queue moves up to the place of its parent, and a circle of waits is
+refused. Then the slot is given back; a slot of a limit is kept.
 
 **Resume.** When the wait is over, the call first takes a slot, before new work does. Then PAUSED → RESUMED is written,
 and only then does its code go on. So a worker never runs more code than it has slots, and no code runs that the store
@@ -13,7 +13,7 @@ circle at the same time both see it: the one with the largest id is refused at o
 there at their next look.
 
 **Bounds.** A paused call keeps its thread, its process or its coroutine. Each of these has a bound. Beyond it, or where
-other code of the call may run meanwhile, the slot is kept. A note on the invocation says so, for `why`.
+other code of the call may run meanwhile, the slot is kept. `why` shows a note about that on the invocation.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class WorkerWaits:
         """Return how many calls have given their slots back."""
         return len([call for call in self.calls.values() if call.gave])
 
-    # --- told by calls
+    # --- reported by calls
 
     def runs_on(self, call: Call) -> bool:
         record = call.about
@@ -235,7 +235,7 @@ class WorkerWaits:
         if call.noted and not call.is_gone:
             self._note(call, None)
 
-    # --- told by the worker
+    # --- reported by the worker
 
     def forget(self, id: str) -> None:
         """Let the code of a call that has ended go on as it likes."""

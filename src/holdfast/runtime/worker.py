@@ -1,8 +1,9 @@
 """A worker: it fills its slots with claimed invocations and settles their outcomes.
 
-The loop is short: look for work if there is reason to (a hint, a full batch last time, something due, an interval gone)
-and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to the settler,
-and the slot is free at once: the next claim and the previous settle are written together. It needs its runner's permit.
+The loop is short. It looks for work if a slot is free and there is a reason: a hint, a full batch last time, a due
+time, or the polling interval. It hands claimed calls to executors, and sleeps until something happens. Outcomes go to
+the settler, and the slot is free at once: the next claim and the previous settle are written together. It needs its
+runner's permit.
 
 A worker that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost,
 and nothing it writes later can be mistaken for the work of the next owner.
@@ -84,9 +85,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker differs from others.
 
     After `max_tasks` it retires by itself. With `leaves_unfinished` it relies on its runner for calls that still run
-    after the drain timeout: the runner ends its process and gives the work back. A worker `for_core` tasks heeds no
-    pauses, and does not look again after a full claim: what one run of a core task leaves, the next one finds. It waits
-    `patience` polling intervals before an unasked look, and looks every `look_seconds` for cancelled invocations.
+    after the drain timeout: the runner ends its process and gives the work back. A worker `for_core` tasks ignores
+    pauses, and does not look again after a full claim: the next run of a core task finds the rest. It waits `patience`
+    polling intervals before an unasked look, and looks every `look_seconds` for cancelled invocations.
     """
 
     owner: str
@@ -239,7 +240,7 @@ class Worker:
 
     @property
     def busy(self) -> int:
-        """Return how many of these have a slot: all but those that wait for others."""
+        """Return how many running invocations occupy a slot: all except those that wait for others."""
         return self.running - self.waits.paused
 
     def ended_lately(self) -> dict[str, int]:
@@ -330,7 +331,7 @@ class Worker:
         self._next_discovery = self._loop_time() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
-        """Give the free slots something to do: reserved work first, then the answer of a claim."""
+        """Fill the free slots: with reserved work first, then with the answer of a claim."""
         self.hand_back(self._reserve.stale(self._loop_time()))
         self._grant_slots()
         demand = self._demand
@@ -381,7 +382,7 @@ class Worker:
         return self._running.records.get(id)
 
     def want_slots(self, id: str, count: int, grant: Callable[[int], None]) -> None:
-        """Give a run so many more slots, as soon as they are free: to go on, or to run steps side by side."""
+        """Give a run more slots, as soon as they are free: to continue, or to run steps side by side."""
         before = self._wanted.get(id, (0, grant))[0]
         self._wanted[id] = (before + count, grant)
         self._grant_slots()
@@ -556,8 +557,8 @@ class Worker:
     # --- running
 
     def begin(self, records: Sequence[InvocationRecord]) -> None:
-        """Call these. Their claim, or the write of their start, may have taken so long that they may not begin any
-        more.
+        """Start these calls. Their claim, or the write of their start, may have taken so long that they may not begin
+        any more.
         """
         if self._fenced or self._has_drained or not self._permit.holds():
             self.hand_back(list(records), _STOPS if self._has_drained else self._why_cut_off())

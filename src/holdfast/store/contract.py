@@ -4,9 +4,9 @@ A store keeps invocations and applies changes to them. It holds no policy: `hold
 follow which, and a store only guarantees that each write is atomic, conditional and durable. Each method states what is
 *Atomic*, whether calling it again is safe (*Idempotent*), which *Order* it keeps and what it *Raises*.
 
-Every method takes many and answers for each, because a round trip or a flush to disk costs more than anything else
-here. Every method may also raise `StoreUnavailable` (try again later) and `StoreError`; after such an error a write may
-or may not have happened, and repeating it with the same operation id is safe.
+Every method takes many items and answers for each, because a round trip or a flush to disk costs more than anything
+else here. Every method may also raise `StoreUnavailable` (try again later) and `StoreError`. After such an error a
+write may or may not have happened. Repeating it with the same operation id is safe.
 
 A corrupt record (`holdfast.model.decoding`) stops nothing: methods that list, claim or change move it to quarantine,
 whole, observe that once, and answer with the rest. Three do not: `get` and `read_log` raise `CorruptRecord`, and `find`
@@ -62,7 +62,7 @@ class Ability(Flag):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which invocations to list. An empty field allows any."""
+    """A filter of invocations. An empty field allows any."""
 
     statuses: frozenset[Status] = frozenset()
     tasks: frozenset[str] = frozenset()
@@ -80,7 +80,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(Enum):
-    """In which order to list invocations, and which of them. Each is an index: the cost grows with the answer."""
+    """The order of a list of invocations, which may also restrict it. Each has an index: the cost grows with the
+    answer.
+    """
 
     NEWEST = auto()  # all, larger id first
     LATEST_END = auto()  # invocations that have ended: latest end first, then larger id
@@ -91,7 +93,7 @@ class Order(Enum):
 
 
 class EntryOrder(Enum):
-    """In which order to list the entries of a kind, and which of them."""
+    """The order of a list of entries of a kind, which may also restrict it."""
 
     NAME = auto()  # all, smaller name first
     LATEST = auto()  # all, larger name first
@@ -134,7 +136,7 @@ def ignore(event: str, facts: Mapping[str, Any]) -> None:
 
 @runtime_checkable
 class BlockingInsert(Protocol):
-    """Of a store that writes on its own thread: other threads may wait for that thread, without the engine's."""
+    """The ability of a store with its own writer thread: other threads may wait for it, without the engine's loop."""
 
     def insert_blocking(self, records: Sequence[InvocationRecord], committed: Callable[[], object]) -> Sequence[bool]:
         """Do as `Store.insert`. Not on an event loop that others rely on. `committed` is called on any thread, as soon
@@ -148,7 +150,7 @@ class Store(Protocol):
 
     abilities: Ability
     schema_version: int
-    """Of the schema that this code knows and makes."""
+    """The schema version that this code knows and creates."""
 
     def now(self) -> float:
         """Return the store's time, seconds since the epoch. Due times are compared with it."""
@@ -351,10 +353,10 @@ class Store(Protocol):
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None: ...
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
-        """Remove payloads, and pieces without a payload, that were not wanted since `before` and that no invocation
-        (its inbox included), no entry and no log, of a run or a stream, refers to; look at up to `limit` of each.
-        Payloads that are referred to count as wanted now, so that the next call looks at others. A store may count what
-        an inbox referred to before, until the invocation is removed.
+        """Remove payloads, and pieces without a payload, that were not wanted since `before` and are not referred to.
+        References are in invocations and their inboxes, in entries, and in logs of runs and streams. Look at up to
+        `limit` of each kind. Payloads that are referred to count as wanted now, so that the next call looks at others.
+        A store may count what an inbox referred to before, until the invocation is removed.
 
         Atomic: a payload that is kept or put at the same time is either whole, or its keeper learns that it is not
         there. Order: longest unwanted first.
@@ -420,9 +422,9 @@ class Store(Protocol):
         ...
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        """Remove ended invocations without an outbox whose time to be kept is over by then, longest over first, each
-        after its logs, also those of its streams, and then such entries. Return how many were removed. A store with
-        `TTL` also removes by itself what has no log. Idempotent: yes.
+        """Remove ended invocations without an outbox whose retention is over by then, longest over first. The logs of
+        each, also of its streams, are removed before it. Then remove such entries. Return how many were removed. A
+        store with `TTL` also removes by itself what has no log. Idempotent: yes.
         """
         ...
 
@@ -574,8 +576,8 @@ class StepTransaction(Protocol):
         ...
 
     async def commit(self) -> None:
-        """Commit, and let go of everything. Raises errors as the driver does. After an error that is not transient the
-        transaction may be there: its page tells.
+        """Commit, and release the connection. Raises the driver's errors. After an error that is not transient the
+        transaction may be committed: then its page is in the log.
         """
         ...
 

@@ -88,7 +88,7 @@ class KeySurvey:
                     self._count("pages", collector)
                     await self._look_at(page.payloads)
                 after = pages[-1].last
-        except CorruptRecord:  # `store check` tells
+        except CorruptRecord:  # `store check` reports it
             return
 
     async def _look_at(self, digests: Iterable[str]) -> None:

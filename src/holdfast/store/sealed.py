@@ -1,10 +1,10 @@
 """A store whose values are encrypted on their way in, and opened on their way out.
 
-It stands between the engine and any store. Above it all values are as users gave them, so code that passes a value on,
-from a child to the inbox of its parent say, need not know of keys; below it, whatever the place, they are encrypted.
+It stands between the engine and any store. Above it all values are in the clear, so code that copies a value, say from
+a child to the inbox of its parent, needs no keys. Below it, every value is encrypted.
 
-A process without the key neither stores at another place what it could not open (`EncryptionKeyMissing`), nor finds
-such records in the lists of work that is due: it leaves them to processes with the key.
+A process without the key cannot copy a value that it could not open: the write raises `EncryptionKeyMissing`. Lists of
+due work leave such records out: processes with the key take them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGED = "it was changed, or belongs to another place"
 
 
 def sealed_store(store: Store, ring: CipherKeys | None) -> Store:
-    """Return the store as the engine is to see it: with its values open, or guarded if there are no keys."""
+    """Return the store for the engine: one that encrypts and decrypts, or, without keys, the guarded store itself."""
     if ring is None:
         guard(store)
         return store
@@ -60,7 +60,7 @@ def guard(store: Any) -> None:
 
 
 def _late(store: Any, name: str) -> Callable[..., Any]:
-    """Return a method that is looked up when it is called, unless it is that of this one store."""
+    """Return a method that is looked up on the class at each call, unless the instance replaces it."""
     if name in vars(store):  # it is measured
         return cast(Callable[..., Any], vars(store)[name])
     if not hasattr(type(store), name):  # it leads to another store
@@ -118,7 +118,7 @@ def _check_entry(entry: Entry) -> None:
 
 
 class SealedStore:
-    """A store with another one below it. What is not here, that one does."""
+    """Encrypts and decrypts around the store `below`. All other methods are those of that store."""
 
     def __init__(self, below: Store, ring: CipherKeys) -> None:
         self.below = below
@@ -259,7 +259,7 @@ class SealedStore:
         return await self._as_stored(entry, lambda there: self.below.quarantine_entry(there, error))
 
     async def _as_stored(self, entry: Entry, act: Callable[[Entry], Any]) -> bool:
-        """Do it to the entry as it is stored: with the newest key, an older one, or from before there were keys."""
+        """Apply `act` to the entry as it is stored: sealed with the newest key or an older key, or in the clear."""
         if entry.kind not in sealing.SEALED_KINDS:
             return bool(await act(entry))
         tried: set[bytes] = set()

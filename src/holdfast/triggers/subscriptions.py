@@ -82,7 +82,7 @@ class Subscriptions:
         return len(self._by_name)
 
     def of_end(self, task: str, status: Status) -> tuple[str, ...]:
-        """Return the names of the triggers that want to hear of such an end."""
+        """Return the names of the triggers that subscribe to such an end."""
         return self._by_end.get((task, status), ())
 
     def of_event(self, name: str) -> tuple[str, ...]:

@@ -261,7 +261,7 @@ class Claims:
         return allotment.among(lambda record: record.terms.rate_key not in lost) if lost else allotment
 
     async def _go_on(self, claim: Claim, allotment: Allotment, rated: RateBuckets) -> Claimed:
-        """Let waiters go on for which starts come, each due at its own. Return what there is to tell of a claim."""
+        """Release waiters for the starts that come, each due at its start. Return the parts of the claim's answer."""
         refused = tuple(record.id for record, _ in allotment.refused)
         lanes = [record.lane for record, _, _ in allotment.deferred]
         if wishes := next_starts(rated):

@@ -235,11 +235,11 @@ class StreamHints:
             hints, self._waiting = list(self._waiting.values()), {}
             try:
                 await within(_SEND_SECONDS, self._send(hints))
-            except Exception as error:  # a lost hint costs latency, never work; and those that gather are to be sent
+            except Exception as error:  # a lost hint costs latency, never work; gathered hints are still sent
                 self.given_up += 1
                 self.observe("hints_not_sent", {"why": text_of(error), "so_far": self.given_up})
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _GATHER_SECONDS)  # the more there is to tell, the more of it goes into one write
+            pause = min(pause * 2, _GATHER_SECONDS)  # the more hints there are, the more of them share a write
 
     async def _send(self, hints: list[Hint]) -> None:
         try:

@@ -135,7 +135,7 @@ class Invocations:
         return [_kept(there.get(write.id)) for write in writes]
 
     async def note(self, updates: Sequence[NoteUpdate]) -> list[Verdict]:
-        """Replace attributes and notes of invocations, in one bulk. If some stay as they are, a look tells why."""
+        """Replace attributes and notes of invocations, in one bulk. If some stay as they are, a read finds out why."""
         bulk = [UpdateOne(*update_of_note(update)) for update in updates]
         written = await self._collection(schema.INVOCATIONS).bulk_write(bulk, ordered=False)
         if written.modified_count == len(updates):

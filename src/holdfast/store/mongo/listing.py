@@ -147,7 +147,7 @@ def _latest_ends(base: Document, where: Filter) -> Iterator[Query]:
         return
     at, id = where.before
     if (where.since is None or at >= where.since) and (where.until is None or at < where.until):
-        # Of those with one and the same end, only the ids can be told apart; it would sort by both in memory.
+        # Records with the same time of end differ by id only; MongoDB would sort by both in memory.
         yield Query(wanted | {"changed_at": at, "id": {"$lt": id}}, "ended", by_end[1:])
     earlier = span | {"$lt": at if where.until is None else min(at, where.until)}
     yield Query(wanted | {"changed_at": earlier}, "ended", by_end)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 Invocations = AsyncCollection[Document]
 
-WHOLE_LOOK = "holdfast: behind the low-water marks"  # told to the server's log: no operation waits for it
+WHOLE_LOOK = "holdfast: behind the low-water marks"  # a comment for the server's log: no operation waits for this query
 QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 

@@ -52,7 +52,7 @@ NO_SUCH_INDEX = "hint provided does not correspond to an existing index"
 _FORBIDDEN = 13  # Unauthorized: this user may not do that
 _AUTHENTICATION = frozenset({18, 334})  # AuthenticationFailed, MechanismUnavailable
 _FULL = 14031  # OutOfDiskSpace
-_HOSTED = 8000  # AtlasError: what a hosted MongoDB says in place of any of these; only its words tell which
+_HOSTED = 8000  # AtlasError: a hosted MongoDB uses it in place of any of these; only the message shows which
 # What is wrong with a document itself: another would fare better.
 ABOUT_THE_DOCUMENT = frozenset(
     {
@@ -217,7 +217,7 @@ class Retrier:
         return kind(f"{message.removesuffix('.')}. {advice}" if advice else message)
 
 
-# A refusal quotes the whole command with all its options; only its name and its collection tell something.
+# A refusal quotes the whole command with all its options; only its name and its collection are useful.
 _DENIED = re.compile(r'not authorized on \S+ to execute command \{ (?P<command>\w+): "(?P<collection>[^"]+)"')
 _DEEDS = {
     **dict.fromkeys(("find", "aggregate", "count", "distinct", "getMore", "listIndexes"), "read"),

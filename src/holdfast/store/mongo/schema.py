@@ -196,7 +196,9 @@ async def _drop_old_indexes(invocations: Collection) -> None:
 
 
 async def _mark(meta: Collection, found: dict[str, Any] | None) -> object:
-    """Return the mark that tells this database from others of its name. The first process that may makes it."""
+    """Return the random mark of this database, which another database of the same name lacks. The first process with
+    the right to write makes it.
+    """
     if found is None or "mark" not in found:
         with contextlib.suppress(OperationFailure):
             await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})

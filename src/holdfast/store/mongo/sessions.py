@@ -5,7 +5,7 @@ that steps run on, and one for all threads. They are made with the first such st
 
 The server keeps the transaction of a process that was killed open for up to a minute
 (`transactionLifetimeLimitSeconds`). Until then, a write to the same documents is a conflict, labelled as transient, and
-a write to the place of its page waits. So these clients tell the server their owner, as the name of the application.
+a write to the place of its page waits. So these clients name their owner to the server, as the name of the application.
 The next owner of a run finds the transactions of the dead by that name, and ends their sessions: a user may do that
 with sessions of its own.
 """
@@ -31,7 +31,7 @@ from holdfast.errors import UsageError
 from holdfast.store.mongo import connection
 from holdfast.store.mongo.retry import is_forbidden
 
-_COMMIT_SECONDS = 30.0  # for an answer to a commit; then the page tells
+_COMMIT_SECONDS = 30.0  # for an answer to a commit; then the page decides
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 _MAJORITY = WriteConcern(w="majority", j=True)
 _OURS = (

@@ -145,7 +145,7 @@ class MongoStore:
         self._scanner = LaneScanner(self._collection, clock.monotonic, self.now, self._deliver_hint)
         self._claims = Claims(self._collection, self._invocations, rng, self._scanner)
         self._database: AsyncDatabase[Document] | None = None
-        self._mark: object = None  # tells this database from others of the same name
+        self._mark: object = None  # differs from that of another database of the same name
         self._reported_index = False
         self._walked: dict[tuple[str, str], str] = {}  # how far the audit of waiting invocations got
         self._may_write = True  # until a write is refused
@@ -632,7 +632,7 @@ class MongoStore:
 
     async def _beat(self, key: str, facts: Document) -> Document | None:
         """Let the server stamp the time, so that a wrong clock makes no runner look dead or live for ever. Its answer
-        tells the difference of the clocks.
+        shows the difference of the clocks.
         """
         asked = self._clock.monotonic()
         found = await runners.beat(self._collection(schema.RUNNERS), key, facts)

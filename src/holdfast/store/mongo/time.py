@@ -19,7 +19,7 @@ from __future__ import annotations
 from holdfast.clock import Clock
 
 DRIFT = 1e-4  # seconds per second, at most, by which two clocks drift apart; usually it is a tenth of that
-_RESOLUTION_SECONDS = 0.001  # the server tells milliseconds, cut off
+_RESOLUTION_SECONDS = 0.001  # the server reports whole milliseconds, rounded down
 _FRESH_SECONDS = 30.0
 _GOOD_SECONDS = 0.005
 
