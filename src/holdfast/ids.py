@@ -1,10 +1,10 @@
 """Identifiers: sortable where they are made, deterministic where a duplicate must be impossible.
 
 An id is 26 lower-case characters of Crockford's base 32: 48 bits of milliseconds, then 80 bits that grow by a random
-step within one millisecond. Ids of one process are therefore strictly increasing, and ids of several processes sort
-by time to the millisecond, which is what keeps a queue first-in-first-out without a counter in the store.
-`derived_id` has the same shape but depends only on its arguments: two processes that decide the same thing insert the
-same id, and the insert is the claim.
+step within one millisecond. So ids of one process are strictly increasing, and ids of several processes sort by time to
+the millisecond. That keeps a queue first-in-first-out without a counter in the store. `derived_id` has the same shape
+but depends only on its arguments: two processes that decide the same thing insert the same id, and the insert is the
+claim.
 """
 
 from __future__ import annotations

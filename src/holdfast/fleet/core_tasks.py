@@ -5,8 +5,8 @@ list or count of the user contains them. They run in the runner itself, where us
 schedules are stored and fired as usual, and their crons come from the settings. If a run is waiting already, another
 would find nothing to do, and the tick passes. Of each core task one run is active at a time (running concurrency
 "task"), for at most a minute: a run that hangs must not keep the others from doing its work. A run that the store
-leaves without an answer is tried again 0.1 s later, then ever more seldom, six times in 6 s: the next tick would be a
-whole period later.
+leaves without an answer is tried again 0.1 s later, then with growing pauses, six times in 6 s: the next tick would be
+a whole period later.
 
 `CoreWorker` keeps the worker that runs them. If it breaks (a defect, or an unexpected error), the heartbeats of the
 runner would go on, and the services would go on firing tasks that no worker runs. So a successor takes its place, under

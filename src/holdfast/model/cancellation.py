@@ -109,7 +109,7 @@ def why_expired(record: InvocationRecord, at: float) -> str:
 
 def asked_to_compensate(record: InvocationRecord, *, operation: str, at: float, is_said: bool = True) -> Change:
     """Ask a run to end whose cancellation came while it had no owner: its new owner makes this change. Unless the body
-    was told before (`is_said`), its grace begins now.
+    has the request already (`is_said`), its grace begins now.
     """
     asked = record.cancellation
     facts: ChangeFacts = {"operation": operation, "at": at, "why": "cancelled" if asked is None else str(asked)}

@@ -1,13 +1,14 @@
 """Named, legal changes.
 
 A status is never set. A change is built by its name (`completed`, `failed`, `parked`, …), and the store applies it in
-one conditional write: only while the invocation is in one of the source statuses and has the epoch that the change was
-made for, and, where the table asks for the owner, only if the change's actor still acts for it. Everything that changes
-together, the result and the final status above all, is in that one write.
+one conditional write. The write applies only while the invocation is in one of the source statuses and has the epoch of
+the change. Where the table asks for the owner, the change's actor must still act for it. Everything that changes
+together, such as the result and the final status, is in that one write.
 
 A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between.
-An epoch of `None` means that the change does not depend on the owner, which is legal only where the table does not ask
-for an owner or lets any actor override one. Where the table refuses a stranger on any edge, the change `needs_owner`.
+An epoch of `None` means that the change does not depend on the owner. That is legal only where the table does not ask
+for an owner, or lets any actor override the owner. Where the table refuses a stranger on any edge, the change
+`needs_owner`.
 
 The outcome of a change is a value: `Applied`, `Lost` (another writer came first) or `Missing`.
 """
@@ -81,7 +82,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retain_until: float | UnsetType = UNSET  # with the end, and only with it
     cancellation: Cancellation | UnsetType = UNSET
     start_by: float | UnsetType = UNSET
-    outbox: tuple[str, ...] | UnsetType = UNSET  # with the end: the triggers that are to be told of it
+    outbox: tuple[str, ...] | UnsetType = UNSET  # with the end: the triggers and receivers to notify
     run: RunState | UnsetType = UNSET
     wake_at: float | UnsetType | None = UNSET  # with SUSPENDED
     attributes: Mapping[str, str] | UnsetType = UNSET
@@ -312,8 +313,8 @@ class WaitNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoveUp(msgspec.Struct, frozen=True, kw_only=True):
-    """A conditional write that gives an invocation that waits for an owner the place in the queue of what fell due at
-    `due_at`: another invocation waits for it. It walks no edge, leaves no line in the history, and never moves it back.
+    """A conditional write that moves an invocation up in the queue, to the place of `due_at`: another invocation waits
+    for it. It walks no edge, leaves no line in the history, and never moves it back.
     """
 
     app: str
@@ -341,7 +342,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Another writer came first; this is what it left."""
+    """Another writer came first: the record as that writer left it."""
 
     status: Status
     owner: str | None
@@ -373,7 +374,7 @@ def applies(change: Change, record: InvocationRecord) -> bool:
 
 
 def has_seen(inbox_seen: int, record: InvocationRecord) -> bool:
-    """Return whether nothing was added to the inbox since."""
+    """Return whether the inbox is as it was read."""
     return record.run is not None and record.run.pushed == inbox_seen
 
 
@@ -473,7 +474,7 @@ def rounds(changes: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
 
 
 class ChangeFacts(TypedDict, total=False):
-    """What a change says besides its edges. See `Change`."""
+    """The fields of a change besides its edges. See `Change`."""
 
     operation: Required[str]
     at: Required[float]
@@ -596,7 +597,7 @@ def retried(
     at: float,
     why: str,
 ) -> Change:
-    """Try again at `due_at` what user code raised from, perhaps on another queue."""
+    """Retry a failed attempt at `due_at`, perhaps on another queue."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": due_at}
     facts["errors"] = _with_failure(record, error, at)
     if queue is not None:
@@ -612,7 +613,7 @@ def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tu
 
 
 def deferred(record: InvocationRecord, *, due_at: float, operation: str, at: float, why: str) -> Change:
-    """Return a call to the queue that asked to be made again later. It has not failed."""
+    """Return a call that asked for another attempt later to the queue. It has not failed."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": due_at}
     return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), WORKING, **facts)
 
@@ -626,7 +627,9 @@ def parked(
     why: str,
     error: ErrorRecord | None = None,
 ) -> Change:
-    """Park what cannot go on with the code at hand. With an `error`, it was begun, and that attempt counts."""
+    """Park an invocation that the deployed code cannot continue. With an `error`, it was begun, and that attempt
+    counts.
+    """
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "fingerprint": fingerprint}
     if error is not None:
         facts["errors"] = _with_failure(record, error, at)
@@ -642,8 +645,8 @@ def killed(
     by: str | None = None,
     error: ErrorRecord | None = None,
 ) -> Change:
-    """Return what the runner ended before it was done to the queue. It ends instead where it may not be run again (with
-    this error) or was being cancelled. `by`: the owner's runner; None: the owner itself.
+    """Return an invocation that was interrupted to the queue. It ends instead if it may not be run again (with this
+    error) or was being cancelled. `by`: the owner's runner; None: the owner itself.
     """
     actor = record.owner if by is None else by
     facts: ChangeFacts = {"operation": operation, "at": at, "actor": actor, "why": why, "error": error or UNSET}
@@ -664,7 +667,7 @@ def recovered(
 
 
 def _taken_away(name: str, record: InvocationRecord, through: Status, facts: ChangeFacts) -> Change:
-    """Take work from its owner, by `through` to where it belongs now."""
+    """Take work from its owner, by the status `through`: back to the queue, or to its end."""
     target, sources = Status.REROUTED, WORKING | {Status.PAUSED}
     if record.status is Status.CANCELLING:
         sources = frozenset({Status.CANCELLING})
@@ -685,8 +688,8 @@ def _taken_away(name: str, record: InvocationRecord, through: Status, facts: Cha
 def rescued(
     record: InvocationRecord, *, by: str | None, operation: str, at: float, why: str, error: ErrorRecord | None = None
 ) -> Change:
-    """Move what stands in a status that is only ever passed through on to the queue, or to its end if it may not be run
-    again (with this error) or was being cancelled.
+    """Move an invocation out of a transitional status: to the queue, or to its end if it may not be run again (with
+    this error) or was being cancelled.
     """
     target, sources = Status.REROUTED, PASSED_THROUGH
     if taken_from(record) is Status.CANCELLING and not record.compensates:
@@ -700,12 +703,12 @@ def rescued(
 
 
 def awakened(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """Return a suspended run to the queue: its time has come, or there is something in its inbox."""
+    """Return a suspended run to the queue: its time has come, or its inbox has a message."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "wake_at": None}
     return change_of("awakened", record, (Status.REROUTED,), frozenset({Status.SUSPENDED}), **facts)
 
 
 def woken(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """Return a parked invocation to the queue: there is other code, or a person says so."""
+    """Return a parked invocation to the queue: other code is deployed, or a user asked for it."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "fingerprint": None}
     return change_of("woken", record, (Status.REROUTED,), frozenset({Status.PARKED}), **facts)

@@ -22,10 +22,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     reserved. `ids` narrows the request to these invocations. `again`: a claim with this operation id was sent before
     and its answer was lost.
 
-    `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is taken
-    with a slot or not at all. So are `rates`: an invocation under one is taken with a start of its bucket. Without
-    `limited`, the claim passes over both: it is for work that is only taken ahead, and waiting work holds no slot.
-    `told` are the triggers that are to hear of refusals, by task.
+    `limits` are those of the claimer's tasks, by name. An invocation with a key and a limit is taken with a slot or not
+    at all. So are `rates`: an invocation under one is taken with a start of its bucket. Without `limited`, the claim
+    passes over both: it is for work that is only taken ahead, and waiting work holds no slot. `refusal_outboxes` name
+    the triggers of refusals, by task.
     """
 
     app: str
@@ -57,10 +57,10 @@ class Claimed(msgspec.Struct, frozen=True):
     If there are fewer than it asked for, `next_due_at` is when the next invocation of these lanes falls due, or None if
     nothing waits in them. Invocations that are due already were not looked at, or another claimer was faster.
 
-    `refused` are the ids of invocations that ended because they met a limit and were not to wait, `released` the lanes
-    of waiters that go on; the caller sends hints for both. `cut`: the claim has passed over invocations under limits,
-    since it was to take none; then nothing is said about the time. `start_at` is when a call under a rate is due that
-    this claim has put off, or let go on.
+    `refused` are the ids of invocations that ended because they met a limit and were not to wait. `released` are the
+    lanes of released waiters. The caller sends hints for both. `cut`: the claim has passed over invocations under
+    limits, since it was to take none; then nothing is said about the time. `start_at` is when a call under a rate is
+    due that this claim has put off, or let go on.
     """
 
     records: tuple[InvocationRecord, ...]
@@ -135,7 +135,7 @@ def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) ->
 
 
 def refused(record: InvocationRecord, *, operation: str, at: float, why: str, outbox: tuple[str, ...] = ()) -> Change:
-    """End an invocation without a free slot that is not to wait, and that has never started: no other may end so."""
+    """End an invocation without a free slot that is not to wait. It must never have started."""
     path, sources = (Status.CONCURRENCY_CONTROLLED_FINAL,), frozenset({Status.REGISTERED})
     change = change_of("refused", record, path, sources, operation=operation, at=at, why=why)
     return msgspec.structs.replace(change, outbox=(*(change.outbox or ()), *outbox)) if outbox else change
@@ -181,7 +181,7 @@ def bounds_of(claim: Claim, held: Held, buckets: RateBuckets) -> Bounds:
 
 
 def next_starts(buckets: RateBuckets) -> list[Release]:
-    """Return the wishes for waiters that a claim lets go on, each due at its start."""
+    """Return the releases of waiters by a claim, each due at its start."""
     return [Release(limit_key=key, count=len(dues), dues=dues) for key, dues in buckets.free_spots()]
 
 

@@ -21,8 +21,8 @@ _COLLATERAL = "; it ran beside that, and is not charged"
 
 
 def crashes_in_a_row(history: Sequence[HistoryEntry], progress_epoch: int = 0) -> int:
-    """Return how many owners died one after the other. Of a run, the log tells the epoch in which it last came further:
-    a crash in that epoch is the first in a row.
+    """Return how many owners died one after the other. For a run, the log has the epoch of its last progress: a crash
+    in that epoch is the first in a row.
     """
     count = 0
     for entry in reversed(history):

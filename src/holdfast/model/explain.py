@@ -98,7 +98,7 @@ def _followed(record: InvocationRecord) -> list[str]:
     return said
 
 
-# --- one that is in the queue
+# --- invocations in the queue
 
 
 def _free(record: InvocationRecord, around: Surroundings) -> str:
@@ -254,10 +254,10 @@ _SAYS: Mapping[Reason, Callable[[InvocationRecord, Surroundings], str]] = {
     Reason.QUEUE_NOT_SERVED: _queue_not_served,
     Reason.TAGS_MISSING: _tags_missing,
 }
-"""A sentence for each reason, except that it is not in the queue: then its status tells more."""
+"""A sentence for each reason, except `NOT_IN_QUEUE`: the sentence for its status is more exact."""
 
 
-# --- one that is not
+# --- other invocations
 
 
 def _by_status(record: InvocationRecord, around: Surroundings) -> str:

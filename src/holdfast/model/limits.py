@@ -20,13 +20,13 @@ from holdfast.model.rates import Rate, RateBuckets, rate_for, why_over, why_wait
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 
-MAX_BLOCKED = 500  # that one claim moves out of its way; then it answers, and asks for more at once
+MAX_BLOCKED = 500  # moved out of the way by one claim; then it answers, and the next claim follows at once
 MAX_PASSED = 50  # limited ones that a claim passes over, if it takes none
 _MAX_NAMED = 3
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """At most so many invocations at once. Those beyond it wait, or are refused if they have never started."""
+    """At most `max_running` invocations at once. Those beyond it wait, or are refused if they have never started."""
 
     max_running: int
     waits: bool = True

@@ -1,18 +1,18 @@
 """The log of a run, or of a stream: pages of events.
 
-An append is one page, inserted at the tail + 1. The key (app, run, generation, first position) is unique, so positions
+An append is one page, inserted at the tail + 1. The key (app, run, generation, first position) is unique. So positions
 are dense, a page is there whole or not at all, and two writers collide on the first page that differs. Stores do not
 read events: a page carries them as bytes.
 
-`judge` says what a collision means. The page that is there may be ours (the reply to an earlier try was lost), or that
-of a later owner (the writer is fenced), or a page that the writer did not know.
+`judge` decides what a collision means. The stored page may be the writer's own (the reply to an earlier try was lost),
+or that of a later owner (the writer is fenced), or a page that the writer did not know.
 
 A stream of an invocation is a log too, under the name ``ID/STREAM``: no id has a slash. Where an invocation is removed,
 so are the logs whose names begin with its id and a slash. Several invocations may write to one stream, so a page names
 its writer, and only a later epoch of the same writer fences it.
 
-A damaged page stays where it is, and reading the log raises `CorruptRecord`: without the page, the log would be another
-one, and its place would be free for an append.
+A damaged page stays where it is, and reading the log raises `CorruptRecord`: without the page, the log would have other
+events, and its place would be free for an append.
 """
 
 from __future__ import annotations

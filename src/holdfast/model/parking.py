@@ -32,9 +32,9 @@ def lock_seconds(epoch: int) -> float:
 
 
 def unfit_code(fingerprint: str, recorded_python: str, why: str = "") -> str | None:
-    """Return what an invocation says that is parked: the code that did not fit. None if it lacks a resource, which the
-    fingerprint of a task does not tell: each worker that starts tries again. A run that is parked by its log, which
-    this Python version wrote, says the version, and the code if it ran on that version too.
+    """Return the fingerprint that a parked invocation stores: that of the code that did not fit. None if it lacks a
+    resource, which is in no fingerprint: each worker that starts tries again. A run that is parked by its log stores
+    the Python version that wrote the log, and the code if it ran on that version too.
     """
     if not recorded_python:
         return None if why.startswith(MISSING) else fingerprint

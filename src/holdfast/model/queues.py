@@ -14,8 +14,8 @@ from holdfast.model.decoding import PAUSE, Moment
 from holdfast.model.records import Entry, RunnerRecord, entry_reader
 
 MAX_OPERATIONS = 16  # of the last ones that are remembered of a queue
-RATE_SECONDS = 300.0  # over which rates are told
-_SHORTEST_SECONDS = 10.0  # of a worker's life that a rate is told over
+RATE_SECONDS = 300.0  # over which rates are measured
+_SHORTEST_SECONDS = 10.0  # of a worker's life, below which no rate is shown
 
 
 class QueuePause(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,8 +38,8 @@ _SHORT = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `count` starts in so many seconds, evenly, and up to `burst` of them at once. A burst that `is_given`
-    stays when the rate is changed at run time; another follows the rate.
+    """At most `count` starts in `seconds`, evenly, and up to `burst` of them at once. A burst that `is_given` stays
+    when the rate is changed at run time; another follows the rate.
     """
 
     count: int
@@ -155,8 +155,8 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(1, min(self.burst, int((at - self.full_at) / self.interval + self.burst + 1e-6)))
 
     def start(self, id: str, at: float, *, is_expected: bool = True) -> Bucket | None:
-        """Return the bucket after a start at this time; None if none is left. A call that is not expected, which is to
-        say that it was not put off, takes none that calls in the queue are due for, and none while others wait.
+        """Return the bucket after a start at this time; None if none is left. A call that was never put off (not
+        `is_expected`) takes no start that a queued call is due for. It takes none while others wait.
         """
         if at + _ROUNDING < self.next_at():
             return None
@@ -263,7 +263,7 @@ class RateBuckets:
         return found
 
     def released(self, key: str, dues: Sequence[float], gone: int) -> None:
-        """Note that so many waiters went back to the queue: less than there were spots, if no more wait."""
+        """Note how many waiters have `gone` back to the queue: fewer than `dues`, if no more wait."""
         bucket = self._now[key]
         self._now[key] = replace(bucket, ahead=dues[gone - 1] if gone else bucket.ahead, waiting=gone == len(dues))
         if gone:

@@ -1,13 +1,13 @@
 """Stored records, as frozen values.
 
 An `InvocationRecord` is one call of a task: the truth about that call and its entry in the queue at once, so that no
-second structure can fall out of step. It is never assigned to: a `holdfast.model.changes.Change` describes a step, and
-the store applies it if it still holds.
+second structure can get out of sync. It is immutable: a `holdfast.model.changes.Change` describes a step, and the store
+applies it if its conditions hold.
 
 Its history is bounded: an invocation that is retried for ever must not cost more with every change. Of a long history
 the first line and the last few hundred are kept; the versions say how many are missing in between. It is cut now and
 then, by the version alone, so every store cuts alike. A write whose reply was lost finds its operation in the last
-lines, and crashes in a row are counted there (`max_crash_recoveries` allows no more of them than these lines hold).
+lines. Crashes in a row are counted there too: `max_crash_recoveries` allows no more than these lines hold.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ KEY_SECONDS = 86_400.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was agreed at submit. It never changes, and no query asks for it."""
+    """The terms of an invocation, fixed at submit. They never change, and no query selects by them."""
 
     retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
     key_seconds: Seconds = KEY_SECONDS  # how long its key is taken after its end
     key_until: Moment | None = None  # or until when, whatever becomes of it
     retention: Mapping[str, Seconds | None] | None = None  # by outcome, how long it is kept; None: for ever
     timeout: Seconds | None = None  # seconds for each attempt
-    soft_timeout: Seconds | None = None  # seconds after which an attempt is told that its time is up
+    soft_timeout: Seconds | None = None  # seconds after which an attempt gets `SoftTimeout`
     start_by: Moment | None = None  # without a first start by then, it ends
     cancel_grace: Seconds | None = None  # seconds to clean up; None: as the settings say
     cancel_children: bool = True  # what it has submitted is cancelled with it
@@ -102,7 +102,7 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NextCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that is made when others have ended. `takes`: its first argument is what they leave."""
+    """A call that is submitted when others have ended. `takes`: their outcome is its first argument."""
 
     call: StoredCall
     takes: bool = True
@@ -110,7 +110,7 @@ class NextCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Follow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What follows the end of an invocation: the `rest` of its chain, one after another, or `on_error`."""
+    """The calls after the end of an invocation: the `rest` of its chain, one after another, or `on_error`."""
 
     rest: tuple[NextCall, ...] = ()
     on_error: NextCall | None = None
@@ -159,7 +159,7 @@ class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened, and that a trigger fired for: an event, the end of an invocation, a schedule's tick."""
+    """A happening for which a trigger fired: an event, the end of an invocation, a schedule's tick."""
 
     kind: str  # event, end or tick
     id: str
@@ -167,10 +167,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What led to an invocation that was not submitted by hand.
+    """The cause of an invocation that was not submitted by hand.
 
-    `depth` counts the triggers between it and its first cause, `path` has the last few tasks on that way. Invocations
-    that it submits inherit both, without a trigger or sources of their own.
+    `depth` counts the triggers between it and its first cause, `path` has the last few tasks on that way. Its children
+    inherit both, without their own trigger or sources.
     """
 
     trigger: str = ""
@@ -206,7 +206,7 @@ class InboxEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invocation of a workflow has besides: its inbox, and how its last owner left it.
+    """The further fields of a workflow's invocation: its inbox, and the state in which its last owner left it.
 
     Its owner replaces it whole, if the inbox has not moved since (`pushed`). All others only add to the inbox.
     """
@@ -273,7 +273,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retain_until: Moment | None = None  # it has ended, and is kept until then
     rerun_of: InvocationId | None = None  # the ended invocation that it repeats
     origin: Origin | None = None  # what triggered it
-    outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
+    outbox: tuple[str, ...] = ()  # triggers and receivers of its end that are not notified yet; until then it is kept
     reply_to: ReplyTo | None = None  # the run that waits for its end
     run: RunState | None = None  # of a workflow
     wake_at: Moment | None = None  # while it is SUSPENDED: when it goes on by itself
@@ -285,7 +285,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def awaited(self) -> Waiting | None:
-        """Return what its code waits for now."""
+        """Return the invocations that its code waits for now."""
         waiting = self.waiting
         return waiting if waiting is not None and waiting.epoch == self.epoch and self.status in OWNED else None
 
@@ -295,7 +295,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key_of_effects(self) -> str:
-        """Return what the idempotency keys of its effects begin with: a rerun or fork has those of the first run."""
+        """Return the prefix of the idempotency keys of its effects: a rerun or fork has that of the first run."""
         repeated = None if self.run is None else self.run.effects_key
         of_step = None if self.reply_to is None else self.reply_to.effects_key
         return repeated or of_step or self.terms.effects_key or self.key or self.id
@@ -308,13 +308,13 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def seed(self) -> str:
-        """Return what the chance in its body follows from: a fork replays what the chance of another run has made."""
+        """Return the seed of random values in its body: a fork replays the random values of another run."""
         run = self.run or RunState()
         return run.seed if run.seed is not None and not run.generation else f"{self.id}/{run.generation}"
 
     @property
     def root_id(self) -> InvocationId | None:
-        """Return the run at the top of its line of parents; None if no run has called it."""
+        """Return the topmost run among its ancestors; None if no run has called it."""
         return None if self.reply_to is None else self.reply_to.root or self.reply_to.run
 
     @property
@@ -344,17 +344,17 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
-    """Return what a runner must serve to take an invocation, as one string.
+    """Return the lane of an invocation: queue, task and tags as one string.
 
-    A runner asks for the lanes that it serves. So work that it cannot do costs it nothing, even at the head of the
+    A runner asks for the lanes that it serves. So work for other runners costs it nothing, even at the head of the
     queue.
     """
     return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
 
 
 def kept_text(name: str, text: str) -> str:
-    """Return a text of a request, as it is kept. Characters that no store can hold are escaped, and a long text is cut:
-    neither is a reason to refuse the request.
+    """Return a text of a request in the form that is stored. Characters that no store can hold are escaped, and a long
+    text is cut: neither is a reason to refuse the request.
     """
     if not isinstance(text, str):
         raise UsageError(f"{name}={text!r:.80}: expected a text")
@@ -366,8 +366,8 @@ _LONGEST_TEXT = 2000
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner takes: these tasks, from these queues (None: from any), without tags that it lacks. Of several
-    queues with work it takes in turn, as many as their weights say, by default 1.
+    """The work that a runner takes: these tasks, from these queues (None: from any), without tags that it lacks. It
+    takes from several queues in turn, by their weights, by default 1.
     """
 
     tasks: frozenset[str]
@@ -377,12 +377,12 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker of a runner: what owns invocations is called ``runner id/worker id``."""
+    """A worker of a runner. As an owner of invocations its name is ``runner id/worker id``."""
 
     id: str
     pid: Count
     started_at: Moment
-    running: Count = 0  # invocations, when its runner last heard of it
+    running: Count = 0  # running invocations, by its last report to its runner
     ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `model.queues.rates`
     unresponsive_since: Moment | None = None  # its runner asks it, and it does not answer
     begun: tuple[str, ...] | None = None  # invocations whose code has begun; known while it does not answer
@@ -390,7 +390,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A runner as the roster knows it."""
+    """A runner, as the roster stores it."""
 
     id: str
     app: str
@@ -404,7 +404,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None = None  # None: any
     weights: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of queues with more than one share
     tags: tuple[str, ...] = ()
-    draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
+    draining: bool = False  # it is stopping: it finishes running calls and takes no new ones
     workers: tuple[WorkerRecord, ...] = ()
     supervises: bool = False  # its workers are processes, and `workers` names all that are there
     wish: str = ""  # what a user asks of it: DRAIN, STOP
@@ -412,7 +412,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
     schema: Number = 0  # the version of the store's schema that its code knows
     dead_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = (
-        0.0  # by its own settings: it promises to be heard that often
+        0.0  # by its own settings: it promises heartbeats that often
     )
     sits_out_until: Moment | None = None  # it left its slot unused: others do its share until then
 
@@ -560,7 +560,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A small record of some `kind` under a name: a schedule, a trigger.
 
     The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
-    only to the version that was read. `due_at` is when it is to be looked at next; None: never. `subject` is what it
+    only to the version that was read. `due_at` is the time of the next look at it; None: never. `subject` is what it
     belongs to, the run of a hook say, by which entries of its kind are found. `payloads` are the digests of those that
     its body refers to: they stay as long as the entry does.
     """
@@ -604,7 +604,7 @@ def entry_reader(
 
 
 def read_body(entry: Entry) -> None:
-    """Raise `CorruptRecord` if what an entry says cannot be read, as far as its kind is known here."""
+    """Raise `CorruptRecord` if the body of an entry cannot be read, as far as its kind is known here."""
     if entry.kind in _decoders:
         _decoders[entry.kind](entry)
 
@@ -616,9 +616,7 @@ def call_like(record: InvocationRecord, expires_seconds: float | None) -> Stored
 
 
 def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) -> InvocationRecord:
-    """Return a new invocation that makes this call. `fields` are what the call does not say, and what it says
-    differently.
-    """
+    """Return a new invocation that makes this call. `fields` complete or replace those of the call."""
     run = {"run": RunState()} if call.is_run else {}
     record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | run | fields)
     if call.terms.attributes and not record.attributes:

@@ -1,11 +1,11 @@
 """Records with their values encrypted, and back.
 
-Encrypted are arguments (also of calls that follow), results, messages and tracebacks of errors, inboxes and logs of
-runs, chunks, payloads, and of the notes the checkpoint, the log lines and the message of the progress. Everything that
-a store searches, guards or counts by stays in the clear: names, statuses, times, keys, attributes.
+Encrypted are arguments (also of calls that follow), results, messages and tracebacks of errors, chunks and payloads. So
+are inboxes and logs of runs, and of the notes the checkpoint, the log lines and the message of the progress. Everything
+that a store searches, guards or counts by stays in the clear: names, statuses, times, keys, attributes.
 
-What cannot be opened stays as it is stored, and what is shown in its place is stored beside it: so a reader without the
-key needs no code of its own.
+A value that cannot be opened stays as it is stored. A placeholder is stored beside it, so a reader without the key
+needs no extra code.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def turned_page(page: Page, turn: Turn) -> Page:
     place = _places(page.app, page.run)
     try:
         events = msgspec.msgpack.decode(page.events)
-    except Exception:  # damaged: its reader says so
+    except Exception:  # damaged: its reader reports that
         return page
     where = f"log/{page.generation}/{page.first}"
     try:
@@ -277,7 +277,7 @@ def turned_entry(entry: Entry, turn: Turn) -> Entry:
     except Exception:
         if isinstance(turn, SealTurn):
             raise
-        return entry  # damaged: its reader says so
+        return entry  # damaged: its reader reports that
 
 
 def _turned_body(value: Any, names: frozenset[str], where: str, place: Callable[[str], Place], turn: Turn) -> Any:

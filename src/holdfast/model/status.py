@@ -1,12 +1,12 @@
 """The state machine of an invocation: one table, and the table is the law.
 
-Everything that decides which status may follow which, and which actor may say so, is declared in `TABLE` below. The
-guards in SQL and MongoDB filters, the diagram, the colours of the monitor and the tests are derived from it; nothing
-else in the code base lists statuses by hand.
+`TABLE` below declares which status may follow which, and which actor may make the change. The guards in SQL and MongoDB
+filters, the diagram, the colours of the monitor and the tests are derived from it; nothing else in the code base lists
+statuses by hand.
 
 A different rule gets a different status, never a flag: a boolean beside a status would have to be asked for at every
-place that reads the status. So recovery is two statuses of its own (a non-owner may enter them, and they lead only
-back to the queue), and the history tells by itself that an owner was lost.
+place that reads the status. So recovery has two statuses. A non-owner may enter them, and they lead only back to the
+queue. The history then shows that an owner was lost.
 
 `rescued_by` says what brings an invocation out of a status when every process that knew about it has died. A
 non-final status without a rescuer is a place where work can be stuck for ever, so the table refuses to load with one.

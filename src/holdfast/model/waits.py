@@ -83,7 +83,7 @@ def _can_go_on(need: Need, stuck: set[InvocationId]) -> bool:
 
 
 def _way_back(start: InvocationId, needs: Mapping[InvocationId, Need], stuck: set[InvocationId]) -> list[InvocationId]:
-    """Return a shortest way through stuck invocations from this one back to it; empty if it only stands behind one."""
+    """Return a shortest circle of stuck invocations through this one; empty if it only waits for a circle."""
     before: dict[InvocationId, InvocationId] = {}
     frontier = [start]
     while frontier:

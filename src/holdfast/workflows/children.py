@@ -65,8 +65,8 @@ def _failure(child: InvocationRecord) -> ErrorRecord:
 
 
 async def notify_parents(engine: Engine, children: Sequence[InvocationRecord]) -> set[str]:
-    """Push the ends of these to their parents. Return the ids of those whose parent's inbox is full: their ends wait in
-    their outboxes.
+    """Push the ends of children to their parents. Return the ids of children whose parent's inbox is full: their ends
+    wait in their outboxes.
     """
     replying = [child for child in children if child.reply_to is not None]
     pushes = [
@@ -87,7 +87,7 @@ async def notify_parents(engine: Engine, children: Sequence[InvocationRecord]) -
 
 
 async def end_children(engine: Engine, parents: Sequence[InvocationRecord]) -> Collection[str]:
-    """Cancel what these runs have awaited, or have submitted to end with them. Return the runs to try again: none."""
+    """Cancel the children that these ended runs awaited, or that end with them. Return the runs to try again: none."""
     for parent in parents:
         where = Filter(parent=parent.id, statuses=frozenset(Status) - FINAL - {Status.CANCELLING})
         async for found in pages(engine.store, engine.app, where):
@@ -99,7 +99,7 @@ async def end_children(engine: Engine, parents: Sequence[InvocationRecord]) -> C
 
 
 async def push_all(engine: Engine, pushes: Sequence[Push]) -> Sequence[Verdict]:
-    """Push messages, and wake the runners of those that were suspended."""
+    """Push messages, and send hints for the runs that were suspended."""
     if not pushes:
         return []
     crashpoint("push.before")

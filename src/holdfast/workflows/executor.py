@@ -1,12 +1,12 @@
 """The engine's side of runs: it loads logs, appends pages in groups, suspends, submits and cancels children.
 
-It is an executor of a worker as others are: it takes calls, and gives outcomes back. In between, a run reads and writes
-here. Pages of many runs that gather while a write is under way are one `append`. No page is dropped while the store is
-away: it is tried again with the same operation id, so a page whose reply was lost is recognised.
+It is an executor of a worker like others: it takes calls, and gives outcomes back. In between, it reads and writes for
+the runs. Pages of many runs that gather while a write is under way are one `append`. No page is dropped while the store
+is away: it is tried again with the same operation id, so a page whose reply was lost is recognised.
 
 A new owner loads a run like this: it reads the log; unless its predecessor has left cleanly, it appends `takeover` at
-the tail and reads on until its takeover is in. From then on a predecessor that still lives meets the takeover with its
-next page, and learns that it is fenced.
+the tail and reads on until its takeover is in. From then on, the next page of a predecessor that still lives collides
+with the takeover: it is fenced.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class WorkflowExecutor(Executor):
         return next((call for call in calls if self._calls.get(call) == key), None)
 
     def run_ended(self, key: str, outcome: Outcome, left: Mapping[str, Any] | None = None) -> None:
-        """Forget a life, and tell the worker, unless it has begun another life of that run."""
+        """Forget a life and report that to the worker, unless the worker has begun another life of that run."""
         call = self._call_of(key)
         self._records.pop(key, None)
         self._loading.discard(key)
@@ -376,8 +376,8 @@ class WorkflowExecutor(Executor):
         refused: Callable[[T, Exception], None],
         what: str,
     ) -> None:
-        """Write these together. If the store refuses that, it is tried in halves: only what is refused by itself is
-        lost.
+        """Write these pages together. If the store refuses them, write each half: only a page that is refused by itself
+        is lost.
         """
         try:
             await write(group)
@@ -576,7 +576,9 @@ class WorkflowExecutor(Executor):
         return await wait_for(answer, STUBBORN_SECONDS)
 
     async def _refresh(self, keys: Sequence[str], *, is_refused: bool = False) -> None:
-        """Read runs again, and tell their owners; `is_refused`: that the write that lets go of them was refused."""
+        """Read runs again, and pass the records to their owners; `is_refused`: the write that lets go of them was
+        refused.
+        """
         mine_by_id = {record.id: (key, record) for key in keys if (record := self._records.get(key)) is not None}
         ids = list(mine_by_id)
 
@@ -623,7 +625,7 @@ class WorkflowExecutor(Executor):
         self.spawn(work())
 
     def perform(self, key: str, what: str, work: Work[T], then: Callable[[Run, T], object]) -> None:
-        """Do something for a run, again until the store answers, and tell the run what came of it."""
+        """Do an operation for a run, again until the store answers, and pass the outcome to the run."""
 
         async def perform() -> None:
             try:
@@ -712,7 +714,7 @@ class WorkflowExecutor(Executor):
         await self.engine.payloads.keep(payloads)
 
     async def page_at(self, page: Page) -> Page | None:
-        """Return the page that is in the log where this one was to be."""
+        """Return the stored page at the place of this page."""
         after = page.first - 1
 
         async def read(again: bool) -> Sequence[Page]:
@@ -722,8 +724,8 @@ class WorkflowExecutor(Executor):
         return found[0] if found else None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside everything else. A task that is cancelled before it begins ends its own coroutine, which is
-        this one: with another around it, this one would never be awaited.
+        """Run this as a background task. It is a coroutine without a wrapper: if a task is cancelled before it begins,
+        a wrapped coroutine would never be awaited.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)

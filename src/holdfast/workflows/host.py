@@ -126,7 +126,7 @@ class Host:
             self._guarded(run, do)
 
     def _guarded(self, run: Run, do: Callable[[Run], object]) -> None:
-        """Do something with a run. A defect of ours must not strand it."""
+        """Run a method of a run. A defect of Holdfast must not strand it."""
         try:
             do(run)
         except Exception as error:
@@ -159,7 +159,7 @@ class Host:
         return self.loop.call_later(seconds, function)
 
     def after(self, seconds: float, function: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call a function after so many seconds of user code, which takes real time in tests too."""
+        """Call a function after `seconds` of user code, which takes real time in tests too."""
         return self.loop.call_later(seconds, function)
 
     def may_start(self) -> bool:
@@ -186,7 +186,7 @@ class Host:
         self._executor(kind).start([call])
 
     def _note(self, call: Call, kind: ExecutorKind) -> None:
-        """Note where a step runs, and how long it may: if this loop is blocked, others have to see to that."""
+        """Note where a step runs, and its time limit: if this loop is blocked, the engine's loop has to enforce it."""
         if call.deadline is not None:
             self._limits[call.key] = call.deadline
             self._publish_limits()
@@ -366,7 +366,7 @@ class Host:
         self._there.post(functools.partial(self._there.fetch, run.key, wanted, then, is_recorded=True))
 
     def perform(self, run: Run, what: str, work: Callable[[], Awaitable[T]], then: Callable[[Run, T], object]) -> None:
-        """Have the engine do something for a run, then go on with what came of it."""
+        """Have the engine do an operation for a run, then continue with its outcome."""
         self._there.post(functools.partial(self._there.perform, run.key, what, work, then))
 
     def fetch_then(self, run: Run, event: Event, then: Callable[[Event, Mapping[str, bytes]], None]) -> None:
@@ -380,7 +380,7 @@ class Host:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether there are so many bodies in memory that those that wait had better leave."""
+        """Return whether too many bodies are in memory: then waiting bodies are evicted."""
         return len(self._runs) >= self._most_runs
 
     def slots(self, run: Run, wanted: int) -> int:

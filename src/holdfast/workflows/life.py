@@ -1,9 +1,9 @@
 """A life of a body: from its first line to its end, or to its eviction.
 
 A body asks by calls (`Command`) and gets answers by events. Its owner (`holdfast.workflows.run`) takes the commands
-after each drain, and delivers one event per drain; it does not matter whether an event was recorded long ago or just
-now. `AsyncLife` runs a coroutine function on a `BodyLoop`, `PlainLife` a plain function on its own thread, which waits
-in each of its calls, so that its steps run one after another.
+after each drain, and delivers one event per drain. It does not matter whether an event was recorded long ago or just
+now. `AsyncLife` runs a coroutine function on a `BodyLoop`. `PlainLife` runs a plain function on its own thread, which
+waits in each call, so its steps run one after another.
 
 Values are copies: a step gets decoded arguments, and the body a decoded result, also when nothing was replayed. So a
 body cannot see a change that a replay would not repeat.
@@ -84,7 +84,9 @@ class RestartRequest(BaseException):
 
 
 def restart_in(error: BaseException | None) -> RestartRequest | None:
-    """Return the request to restart in what a body raised. A task group has one of its tasks' in a group."""
+    """Return the request to restart among the errors that a body raised. A task group wraps its tasks' errors in a
+    group.
+    """
     if isinstance(error, RestartRequest):
         return error
     if not isinstance(error, BaseExceptionGroup) or len(error.exceptions) != 1:
@@ -121,7 +123,7 @@ class HookEnd(Protocol):
 
 
 class Life(ABC):
-    """What both kinds of lives share: numbers of calls, time, chance, and what the body says."""
+    """The common part of both kinds of lives: numbers of calls, time, random values, and commands of the body."""
 
     def __init__(
         self, replay: Replay, codec: Codec, call: Call, *, generation: int, now: float, seed: str = ""
@@ -167,7 +169,7 @@ class Life(ABC):
 
     @property
     def random(self) -> Random:
-        """Return a generator that follows from the run's id."""
+        """Return a random generator that is seeded by the run's id."""
         if self._random is None:
             self._random = Random(self._seed)
         return self._random
@@ -177,7 +179,7 @@ class Life(ABC):
         return UUID(int=generator.getrandbits(128), version=4)
 
     def patched(self, name: str) -> bool:
-        """Return whether the body is to take the new path: yes, unless it is past this point by the old one."""
+        """Return whether the body takes the new path: yes, unless the log shows the old path here."""
         self._alive()
         if name in self.replay.patches:
             return True
@@ -202,7 +204,7 @@ class Life(ABC):
         self.say(Event(type=DATA_SET, at=self._now, data=packed.data), packed.payloads)
 
     def say(self, event: Event, payloads: tuple[Payload, ...] = ()) -> None:
-        """Record something that no other part answers, unless the log has it."""
+        """Record a command that needs no answer from another part, unless the log has it."""
         if not self.replay.has_said(event) and self.replay.is_over:
             self.said.append(event)
             if payloads:
@@ -256,13 +258,13 @@ class Life(ABC):
         return self.awaited(command)
 
     def flush_stream(self) -> Awaitable[None]:
-        """Do nothing: what a body has written is durable."""
+        """Do nothing: chunks of a body are durable already."""
         self._alive()
         return NothingToAwait()
 
     @abstractmethod
     def awaited(self, command: Command) -> Awaitable[Any]:
-        """Return what the body awaits for the end of a call; a plain body waits here."""
+        """Return the awaitable for the end of a call; a plain body waits here."""
 
     def child_id(self, names: Sequence[str]) -> str:
         """Return the id of the next call that submits the task of these names."""
@@ -307,10 +309,10 @@ class Life(ABC):
 
     @abstractmethod
     def _alive(self) -> None:
-        """Raise `Evicted` if the body is to leave."""
+        """Raise `Evicted` if the body is being evicted."""
 
     def _ask_to_cancel(self, command: Command) -> None:
-        """Tell the owner, once, that the body does not want this call any more."""
+        """Report to the owner, once, that the body gave up this call."""
         if command.is_cancelled:
             return
         command.is_cancelled = True
@@ -328,7 +330,7 @@ class Life(ABC):
 
     @abstractmethod
     def deliver(self, call: str, answer: CallAnswer, then: Then) -> None:
-        """CallAnswer a call."""
+        """Answer a call."""
 
     @abstractmethod
     def cancel(self, then: Then) -> None:
@@ -340,15 +342,17 @@ class Life(ABC):
 
     @abstractmethod
     def why_stuck(self) -> str:
-        """Return where the body waits for something that no event will bring."""
+        """Return where the body waits for something that no event will complete."""
 
     def never_awaited(self) -> str:
-        """Say, once, which calls the body has written and not awaited. Empty if there are none."""
+        """Return, once, a warning about calls that the body made and never awaited; empty if there are none."""
         named = self._close_unawaited()
         return f"its body has called without await, so that nothing was done: {', '.join(named[:5])}" if named else ""
 
     def _close_unawaited(self) -> list[str]:
-        """Close the calls that were never awaited, and return them. A call whose task was cancelled first is none."""
+        """Close the calls that were never awaited, and return them. Calls whose task was cancelled before do not
+        count.
+        """
         left, self.unawaited = list(self.unawaited.values()), {}
         named = [said for coroutine, said in left if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED]
         for coroutine, _ in left:
@@ -356,7 +360,9 @@ class Life(ABC):
         return named
 
     def how_ended(self) -> str:
-        """Say how the body has ended, behind a mismatch: the log goes on. Empty if it has not ended."""
+        """Return how the body has ended, for the message of a mismatch: the log has more events. Empty if it has not
+        ended.
+        """
         if self.ended is None:
             return ""
         if (error := self.ended.error) is None:
@@ -643,7 +649,7 @@ class PlainLife(Life):
         return id
 
     def wait_for_hook(self, id: str, holds: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until an event of a hook makes this hold; for so long at most. Return whether it holds."""
+        """Wait until an event of a hook makes the condition true, up to a timeout. Return the condition."""
         self._alive()
         if holds():
             return True

@@ -1,4 +1,4 @@
-"""The event loop of a body: deterministic, drained by the engine, without a way to the outside.
+"""The event loop of a body: deterministic, drained by the engine, without access to the outside.
 
 A drain runs everything that is ready, from a callback on the user's loop, and returns. Nothing in it depends on the
 clock, on addresses, on the hash seed or on other loops:
@@ -15,9 +15,9 @@ Everything else that a loop can do (sockets, threads, executors, subprocesses) r
 line.
 
 **Eviction** ends a body that is to go on elsewhere or later: `Evicted` is thrown into each of its coroutines, newest
-task first, in its own context. While that goes on, whatever would wait raises it again. Plain code in a `finally` does
-run, also `event.set()` and `lock.release()`, which wake no task any more. A coroutine that catches everything, a
-thousand times, is kept as it is for ever: to drop it would spin in the collector.
+task first, in its own context. Meanwhile, each await raises it again. Plain code in a `finally` does run, also
+`event.set()` and `lock.release()`, which wake no task any more. A coroutine that catches everything, a thousand times,
+is kept as it is for ever: to drop it would spin in the collector.
 
 **Not covered**: the futures of `asyncio.gather` are asyncio's own, and hash by address. A body that gives several of
 them to `asyncio.wait` gets its sets in another order each time; it is to give tasks.
@@ -50,7 +50,7 @@ _LIBRARY = (_ASYNCIO, _HOLDFAST, contextlib.__file__)
 
 
 class Evicted(BaseException):
-    """Raised inside of a body that is to leave memory. Not an error: user code must let it pass."""
+    """Raised inside of a body that is evicted from memory. Not an error: user code must let it pass."""
 
 
 class BodyFuture(asyncio.Future[Any]):
@@ -114,7 +114,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self._on_timer_cancelled = on_timer_cancelled
         self._ready: deque[asyncio.Handle] = deque()
         self._task_hashes = self._future_hashes = self._names = 0
-        self._raised = 0  # how often the task that is evicted now has been told
+        self._raised = 0  # how often `Evicted` was raised in the task
         self.is_draining = self.is_evicting = self._is_closed = False
         self.tasks: dict[BodyTask, None] = {}  # open tasks, in the order of their start
         self._generators: list[AsyncGenerator[Any, Any]] = []

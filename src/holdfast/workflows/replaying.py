@@ -1,7 +1,7 @@
 """Replay a stored run against the code at hand: no owner, no effects, nothing is written.
 
-The body runs on the caller's thread with the recorded results, to the end of the log. So it tells whether the code
-still fits a run, before a runner tries it; a debugger can stop in the body; and a test finds a body that is not
+The body runs on the caller's thread with the recorded results, to the end of the log. So it shows whether the code
+still fits a run, before a runner tries it. A debugger can stop in the body, and a test finds a body that is not
 deterministic.
 
     stored = await read_run(engine, record)                     # on the engine's loop
@@ -10,11 +10,11 @@ deterministic.
 
 - **fits**: the body makes the recorded calls. An open run stops at the end of its log; a run that has ended must come
   to the same end.
-- **diverges**: the log and the code differ, and the code is the one that wrote the log (so it is not deterministic),
-  or the run has ended (so it does no harm), or another version of Python wrote the log.
+- **diverges**: the log and the code differ. Either this code wrote the log (so it is not deterministic), or the run has
+  ended (so it does no harm), or another version of Python wrote the log.
 - **needs a patch**: the code has changed, and the run is still open. It would be parked.
 
-A keyed call that the log does not have would have to be performed. The replay ends there, and says so in a warning.
+A keyed call that the log does not have would have to be performed. The replay ends there, with a warning.
 """
 
 from __future__ import annotations
@@ -281,12 +281,12 @@ class _Replaying:
 
 
 def _nothing() -> None:
-    """Be told that the body is quiet."""
+    """Note that the body is quiet."""
 
 
 def _ended_by_body(record: InvocationRecord) -> bool:
-    """Return whether an ended run came to its end by its body, as far as one can tell: runners end runs too, by
-    errors of ours.
+    """Return whether the body, and not a runner, ended the run, as far as its error shows: runners end runs by errors
+    of Holdfast.
     """
     if record.status is Status.SUCCESS:
         return True

@@ -1,4 +1,5 @@
-"""The owner of a run: it replays the log, starts what the body asks for, records what happens, and lets go.
+"""The owner of a run: it replays the log, starts the steps and children that the body asks for, records events, and
+lets go.
 
 A `Run` lives on the thread of the user's loop, as its body and its coroutine steps do. The engine's executor writes,
 and answers by callbacks on this thread. So nothing is locked, and a method runs to its end before the next begins.
@@ -153,7 +154,7 @@ class Run:
         self.pump()
 
     def pump(self) -> None:
-        """Go on as far as possible."""
+        """Continue as far as possible."""
         if self._is_pumping:
             return
         self._is_pumping = True
@@ -170,7 +171,7 @@ class Run:
             self._is_pumping = False
 
     def _step(self) -> bool:
-        """Do the next thing. Return False if there is nothing to do until something happens."""
+        """Do the next action. Return False if there is none until an event comes."""
         life = self.life
         assert life is not None
         if self.is_replaying:
@@ -222,8 +223,8 @@ class Run:
         return True
 
     def _perform(self, life: Life, following: Perform) -> bool:
-        """Run a keyed call that the log does not have, and deliver its end. What else happens meanwhile is delivered
-        after the recorded events, as a later replay will do.
+        """Run a keyed call that the log does not have, and deliver its end. Other events are delivered after the
+        recorded ones, as a later replay will do.
         """
         id = following.call
         if id not in self._performing:
@@ -292,7 +293,7 @@ class Run:
             self._effects.append(command)
 
     def _cancel_call(self, command: Command) -> None:
-        """End a call that the body does not want any more. What it writes to a stream is written all the same."""
+        """End a call that the body gave up. Its chunks are written all the same."""
         if command.written is not None:
             return
         id = command.call.id
@@ -452,7 +453,7 @@ class Run:
         self.flush()
 
     def gather_created(self, command: Command, child: str = "", then: Callable[[], None] | None = None) -> None:
-        """Gather that a call was made, unless the log has it: it comes before all that is said about the call."""
+        """Gather the event that a call was made, unless the log has it: it precedes all other events of the call."""
         past = self.replay.past.setdefault(command.call.id, Past())
         if past.created:
             return
@@ -465,7 +466,9 @@ class Run:
     # --- messages
 
     def take_record(self, record: InvocationRecord, *, is_refused: bool = False) -> None:
-        """Look at the run as it is stored now. `is_refused`: it could not be let go of, since it has changed."""
+        """Take the run's record as it is stored now. `is_refused`: the write that lets go of it was refused, since it
+        has changed.
+        """
         if is_refused:
             self.is_letting_go = False
         if self.is_over:
@@ -589,13 +592,13 @@ class Run:
             self._suspend()
 
     def _is_busy(self) -> bool:
-        """Return whether something is under way that will go on by itself."""
+        """Return whether an operation is under way that will continue the run."""
         is_writing = self.pages or self.updates.unwritten or self.updates.is_writing
         is_outside = self.hooks.is_working or self.streams.writing or self.elsewhere.submitting
         return bool(is_writing or is_outside or self.attempts.running)
 
     def _suspend(self) -> None:
-        """Write down what is waited for, then let go."""
+        """Record the waits, then let go."""
         self.timers.gather_sleeps()
         if self.pages.has_gathered:
             return self.flush(force=True)
@@ -617,7 +620,7 @@ class Run:
         self.host.hand_over(self, self.is_to_leave)
 
     def leave(self, why: str) -> None:
-        """Let go at the next step boundary: the worker ends, and another one goes on."""
+        """Let go at the next step boundary: this worker ends, and another worker continues."""
         if self.is_over or self.is_cancelling:
             return
         self.is_to_leave = why
@@ -651,7 +654,7 @@ class Run:
         return self._last_at
 
     def release(self, written: list[Item] | None = None) -> None:
-        """Go on writing, behind the page that a step has written by itself."""
+        """Continue writing, behind the page that a transactional step has written."""
         if self.is_over:
             return
         if self.pages.release(written):
@@ -659,7 +662,7 @@ class Run:
             self.appended()
 
     def appended(self) -> None:
-        """Go on: the page is durable."""
+        """Continue: the page is durable."""
         if self.is_over:
             return
         if e.is_progress(self.pages.written()):
@@ -690,7 +693,7 @@ class Run:
         self.end(raised(self.call, error))
 
     def _warn_open(self) -> None:
-        """Say that a body has returned while steps of it still run, or are to be tried again."""
+        """Report that a body has returned while steps of it still run, or are to be retried."""
         if (names := [*self.attempts.running, *self._retries_left()]) and not self._warned:
             self._warned = True
             named = ", ".join(names)

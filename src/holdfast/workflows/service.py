@@ -77,8 +77,8 @@ class Waits:
 
 
 async def read_progress(engine: Engine, record: InvocationRecord) -> int:
-    """Return the epoch in which a run last came further; 0 if it never did, or its log cannot be read. The end of the
-    log tells: a crash without progress leaves few pages.
+    """Return the epoch of a run's last progress; 0 if there was none, or its log cannot be read. The end of the log is
+    enough: a crash without progress leaves few pages.
     """
     generation = 0 if record.run is None else record.run.generation
     for limit in (_TAIL_PAGES, _MAX_TAIL_PAGES):

@@ -47,7 +47,7 @@ class RunStreams:
     def of_step(
         self, run: Run, command: Command, attempt: int, earlier: frozenset[str]
     ) -> Callable[[Call], ChunkBuffer]:
-        """Return what makes the buffer of a step, when it first writes to a stream. `earlier`: the streams that its
+        """Return the factory of a step's buffer, which is called at its first chunk. `earlier`: the streams that its
         earlier attempts have written to.
         """
         assert command.step is not None
@@ -98,14 +98,14 @@ class RunStreams:
     # --- bodies
 
     def write(self, run: Run, command: Command, after: int | None) -> None:
-        """Write what a body says. `after`: it may be there, behind this position."""
+        """Write a chunk of a body. `after`: it may be stored already, behind this position."""
         work = functools.partial(self._write, run.key, run.record, run.generation, command, after)
         self._there.post(lambda: self._there.spawn(work()))
 
     async def _write(
         self, key: str, record: InvocationRecord, generation: int, command: Command, after: int | None
     ) -> None:
-        """Write it, on the engine's loop, and tell the run."""
+        """Write the chunk, on the engine's loop, and report its index to the run."""
         assert command.written is not None
         source = ChunkSource(invocation=record.id, epoch=record.epoch, owner=record.owner)
         operation = derived_id("stream", record.id, str(generation), command.call.id)

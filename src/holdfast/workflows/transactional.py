@@ -6,9 +6,9 @@
 - The page needs the place behind the last page of the run, so no other page of it may be under way: the step
   reserves the log. On MongoDB it does so when its code has ended. On SQLite it does so before it begins: while its
   transaction is open, no other page could be written, and to wait for one would be a deadlock.
-- A page that finds its place taken is a zombie's: the transaction is rolled back, and its effects never were.
-- A transaction that meets another one (MongoDB: `TransientTransactionError`) is run again, code and all.
-- Where the outcome of a commit is unknown, the log tells it by the operation id of the page. If the page is not there,
+- A page that finds its place taken comes from a zombie: its transaction is rolled back, with its effects.
+- A transaction that conflicts with another (MongoDB: `TransientTransactionError`) is run again, including the code.
+- Where the outcome of a commit is unknown, the log shows it: by the operation id of the page. If the page is not there,
   the run goes on at the same place of the log: of the two pages, one is stored.
 - A step that raises is rolled back, and recorded as other steps are.
 

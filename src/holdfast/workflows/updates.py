@@ -1,8 +1,8 @@
 """The inbox of a run in its invocation, while the run goes on.
 
 The change that ends, suspends or hands over a run removes the messages that its log has. A run that goes on for longer
-removes them by a `RunUpdate`, once there are many. Otherwise a run with a thousand children could not be told of the
-next one's end; and each push would read and write a large invocation.
+removes them by a `RunUpdate`, once there are many. Otherwise the inbox of a run with a thousand children would be full,
+and each push would read and write a large invocation.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class WorldApp:
     # --- requests
 
     async def _answer(self, scope: Scope, receive: Receive, answer: WorldResponse) -> str:
-        """WorldResponse a request; return the name of its route, which has nothing of a user in it."""
+        """Answer a request; return the name of its route, which has nothing of a user in it."""
         method, path = scope["method"], _path_of(scope)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if path == f"{PREFIX}/health" and method == "GET":

@@ -45,7 +45,7 @@ class WorldResponse:
         await self._body(body, more=False)
 
     async def refuse(self, error: WorldError) -> None:
-        """WorldResponse with an error, unless an answer has begun."""
+        """Answer with an error, unless an answer has begun."""
         if not self.status:
             with suppress(OSError):
                 await self.send(wire.error_document(error), error.status)
@@ -109,7 +109,7 @@ class StreamResponses:
             ended.set()
 
     async def send(self, where: tuple[str, str, int], receive: Receive, answer: WorldResponse) -> None:
-        """WorldResponse with the frames of a stream, until it is closed, the reader leaves or the server stops."""
+        """Answer with the frames of a stream, until it is closed, the reader leaves or the server stops."""
         ended = asyncio.Event()
         self._open.add(ended)
         work = [asyncio.create_task(each) for each in (self._send(where, answer), _disconnected(receive), _set(ended))]
