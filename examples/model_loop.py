@@ -62,7 +62,7 @@ def show(run: Invocation[str]) -> list[str]:
         for chunk in run.stream("tokens"):
             if chunk.is_restart:
                 del shown[sentence:]  # what the dead worker said of this answer is void
-                print(f"\n[{chunk.step} begins anew, attempt {chunk.attempt}]")
+                print(f"\n[{chunk.step} starts over, attempt {chunk.attempt}]")
                 continue
             if chunk.step == "think#2" and sentence == 0:
                 sentence = len(shown)

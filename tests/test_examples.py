@@ -62,8 +62,8 @@ def test_the_model_loop_survives_the_death_of_its_runner_in_mid_sentence(tmp_pat
     command = [sys.executable, "-m", "examples.model_loop"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\n[think#2 begins anew, attempt 2]\n" in done.stdout
-    before, _, after = done.stdout.partition("\n[think#2 begins anew, attempt 2]\n")
+    assert "\n[think#2 starts over, attempt 2]\n" in done.stdout
+    before, _, after = done.stdout.partition("\n[think#2 starts over, attempt 2]\n")
     assert "I will look it up . The moon is about 384,400" in before
     whole = "The moon is about 384,400 km away . That is thirty Earths in a row ."
     assert after.endswith(f"{whole} \n{whole}\n"), "the sentence begins anew and ends, and is the answer"

@@ -130,8 +130,8 @@ class Unshowable:
 @pytest.mark.parametrize(
     ("message", "argument", "shown"),
     [
-        ("number %d", "x", "number %d (its arguments cannot be put in: TypeError: %d format: a real number is"),
-        ("odd %s", Unshowable(), "odd %s (its arguments cannot be put in: RuntimeError: no"),
+        ("number %d", "x", "number %d (its arguments do not fit: TypeError: %d format: a real number is"),
+        ("odd %s", Unshowable(), "odd %s (its arguments do not fit: RuntimeError: no"),
         (Unshowable(), "x", "a message of /shop.py:7 cannot be shown: RuntimeError"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_queue_that_nobody_uses_may_be_paused_and_that_is_said(app: App, holdf
     assert done.code == 0
     assert "no call is in the queue 'mial'" in done.err
     assert "did you mean 'mail'?" in done.err
-    assert "those that are: mial" in holdfast("queues", "resume", "mail").out
+    assert "paused are: mial" in holdfast("queues", "resume", "mail").out
     assert holdfast("queues", "pause", "mail").err == ""
 
 

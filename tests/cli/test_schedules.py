@@ -258,7 +258,7 @@ def test_what_the_code_declares_is_told_where_a_change_will_not_last(app: App, h
     stored(app, "retired", declared=True, retired_at=NOW, next_at=None)
     assert "makes it again what the code says" in holdfast("schedules", "update", "declared", "--jitter", "5s").err
     assert "no code declares it any more" in holdfast("schedules", "resume", "retired").err
-    assert "stores it anew" in holdfast("schedules", "delete", "declared", "--yes").err
+    assert "stores it again" in holdfast("schedules", "delete", "declared", "--yes").err
     assert holdfast("schedules", "delete", "retired", "--yes").err == ""
 
 
@@ -468,7 +468,7 @@ def test_one_that_was_set_aside_is_told_of_with_what_to_do(app: App, holdfast: C
     assert answer.code != 0
     assert "'nightly'" in answer.err
     assert "it could not be read, and was set aside" in answer.err
-    assert "stored anew by a runner" in answer.err
+    assert "stored again by a runner" in answer.err
     assert "docs/operations/damaged-records.md" in answer.err
     made(holdfast, "nightly", "shop:add", "1", "--every", "1h")
     answer = holdfast("schedules", "show", "nightly", "--app", "shop:app")

@@ -59,7 +59,7 @@ def test_streams_are_listed_and_printed(studio: Studio, holdfast: Command) -> No
     assert row.split()[:3] == ["words", "4", "closed"]
     whole = holdfast("streams", call.id, "words", *BY_URL)
     assert whole.out.splitlines() == ["one", '{"n": 2}', '"AA=="']
-    assert "begins anew here, with attempt 2" in whole.err
+    assert "starts over here, with attempt 2" in whole.err
     assert holdfast("streams", call.id, "words", "--last", *BY_URL).out.splitlines() == ['"AA=="']
     assert holdfast("streams", call.id, "words", "--start", "1", "--stop", "2", *BY_URL).out.splitlines() == [
         '{"n": 2}'

@@ -323,7 +323,7 @@ def test_a_runner_whose_file_is_replaced_starts_anew_with_the_new_one(
         (shop.folder / name).unlink()
     (shop.folder / "copy.db").rename(shop.folder / "shop.db")
     runner.says("was replaced while this process")
-    runner.says("starting anew")
+    runner.says("restarting")
     assert shop.result(shop.submit("who"))
     runner.signal(signal.SIGTERM)
     assert runner.ends().code == 0
@@ -343,7 +343,7 @@ def test_a_runner_whose_own_code_keeps_a_deleted_log_starts_anew(shop: Shop, run
     assert "other connections of this process" in said[-1]
     assert "restart this process" in said[-1]
     runner.says("connections that user code has made")
-    runner.says("starting anew")
+    runner.says("restarting")
     assert shop.result(shop.submit("who")) == runner.pid, "by the same process"
     runner.signal(signal.SIGTERM)
     assert runner.ends().code == 0
@@ -504,7 +504,7 @@ def test_reload_starts_anew_with_the_new_code_once_it_is_python(shop: Shop, run:
     runner.says("is no Python")
     assert shop.result(shop.submit("version")) == 1
     (shop.folder / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
-    runner.says("has changed; starting anew")
+    runner.says("has changed; restarting")
     assert shop.result(shop.submit("version")) == 2
     (shop.folder / "shop.py").write_text("raise RuntimeError('half done')\n")
     runner.says("'shop' cannot be imported: RuntimeError: half done")

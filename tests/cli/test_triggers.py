@@ -64,7 +64,7 @@ def test_a_trigger_that_no_code_declares_is_retired(ready: App, holdfast: Comman
 
 def test_there_may_be_none_or_one_that_cannot_be_read(app: App, holdfast: Command) -> None:
     with_store(app, lambda store: store.roster(app.name))
-    assert holdfast("triggers").out == "no triggers; a runner stores those that its tasks declare, when it starts\n"
+    assert holdfast("triggers").out == "no triggers; a runner stores the triggers of its tasks when it starts\n"
     with_store(app, methodcaller("put_entry", Entry(app=app.name, kind=KIND, name="odd", body=b"{}")))
     answer = holdfast("triggers")
     assert answer.code == 0

@@ -220,7 +220,9 @@ def test_steps_of_a_run_that_began_anew_are_those_since(runs: Runs, holdfast: Co
     answer = holdfast("workflow", "steps", runs["again"])
     assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["charge#1"]
     assert "('0')" in answer.out
-    assert answer.err.startswith("note: the run has begun anew 2 times; these are since the last one. All events: ")
+    assert answer.err.startswith(
+        "note: the run has restarted 2 times; these events are since the last restart. All events: "
+    )
     events = holdfast("workflow", "events", runs["again"], "--json").json["events"]
     assert {event["generation"] for event in events if event["type"].startswith("step")} == {
         1,

@@ -583,7 +583,7 @@ def with_an_old_file(program: Program, path: Path) -> Program:
 @pytest.mark.parametrize("begin", BEGIN.values(), ids=[name.replace(" ", "-") for name in BEGIN])
 def test_a_transaction_on_the_old_file_is_refused(with_an_old_file: Program, begin: str, submit: str) -> None:
     with_an_old_file.do(begin)
-    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db.*[Cc]onnect anew"):
+    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db.*[Rr]econnect"):
         with_an_old_file.do(submit)
     with_an_old_file.do("theirs.rollback(); theirs.close(); theirs = sqlite3.connect(path)")
     with_an_old_file.do(submit)

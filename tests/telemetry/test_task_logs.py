@@ -85,7 +85,7 @@ def test_lines_of_threads_loops_and_processes_carry_their_call(app: App, lines: 
 def test_what_cannot_be_sent_is_told_in_words_and_hurts_no_task(app: App, lines: Lines) -> None:
     chatty.unlucky.submit().result(timeout=PATIENCE_SECONDS)
     words = [record.getMessage() for record in lines.records]
-    misfit = "no number: %d (its arguments cannot be put in: TypeError: %d format: a real number is required, not str)"
+    misfit = "no number: %d (its arguments do not fit: TypeError: %d format: a real number is required, not str)"
     assert words == ["half a \\ud83d and <class 'object'>", misfit, "it failed"]
     odd: Any = lines.records[0]
     assert (odd.large, hasattr(odd, "thing"), odd.levelname) == (str(2**80), False, "WARNING")
@@ -145,7 +145,7 @@ def test_a_kept_line_can_be_stored() -> None:
     record = logging.LogRecord("shop", logging.INFO, "shop.py", 1, "%d rows", ("x",), None)
     record.exc_text = "Traceback …\n  …\nKeyError: 7"  # of a child process
     line = line_of(record)
-    assert line.text.startswith("%d rows (its arguments cannot be put in: TypeError")
+    assert line.text.startswith("%d rows (its arguments do not fit: TypeError")
     assert line.text.endswith("(KeyError: 7)")
     assert len(line_of(logging.LogRecord("shop", 20, "shop.py", 1, "x" * 1000, (), None)).text) == 501
     msgspec.json.encode(line)

@@ -458,7 +458,7 @@ def test_a_value_that_is_not_there_is_a_call_that_has_failed(app: App) -> None:
         record: InvocationRecord = app.invocation(caused.invocation).record()
     assert record.status == "failed"
     assert record.error is not None
-    assert record.error.message == "told was not called: nothing was found for a, b in what it was triggered by"
+    assert record.error.message == "told was not called: nothing was found for a, b in its happenings"
     assert record.attempt == 0
 
 

@@ -193,7 +193,7 @@ def test_a_runner_is_asked_and_a_preview_asks_nothing(fleet: App, wish: str) -> 
         assert f"asked to {wish}" in done["summary"]
         wishes = {each.id: each.wish for each in with_store(fleet, lambda store: store.roster("shop"))}
         assert wishes == {"alive-1": wish, "silent-1": "", "drains-1": ""}
-        assert "may not hear it" in client.post(f"/api/v1/runners/silent-1/{wish}", json={}).json()["summary"]
+        assert "may not get the request" in client.post(f"/api/v1/runners/silent-1/{wish}", json={}).json()["summary"]
         assert client.post(f"/api/v1/runners/nobody/{wish}", json={}).status_code == 404
         assert f"asked to {wish}" in shown(client.get("/runners").text)
 

@@ -81,7 +81,7 @@ def archive(
     out: Output,
     app: App,
     filter: FilterOptions,
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many invocations.")] = 50,
     before: Before = None,
 ) -> None:
     """Search ended invocations: latest end first, with reasons."""
@@ -182,7 +182,7 @@ def purge(
     filter: FilterOptions,
     ids: Ids = None,
     search: Search = None,
-    force: Annotated[bool, Option("--force", help="Also those whose key is still taken.")] = False,
+    force: Annotated[bool, Option("--force", help="Also invocations whose key is still taken.")] = False,
     yes: Yes = False,
 ) -> None:
     """Remove ended invocations: by id, or all that match a filter.

@@ -21,10 +21,10 @@ def audit(
     action: Annotated[str | None, Option(help="Only this one: queue.pause; or all of queue.")] = None,
     target: Annotated[str | None, Option(help="Only what changed this: an id or a name, whole.")] = None,
     since: Annotated[str | None, Option(metavar="TIME", help="From then: 2026-11-15T08:00:00Z, or 2h ago.")] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many records.")] = 50,
     before: Before = None,
 ) -> None:
-    """List who did what, newest first.
+    """List audit records, newest first: actor, action, target, time, reason.
 
     It has the actions of commands, pages and the HTTP API.
     "begun" is an action without an outcome: its process ended in between, and it may have been done.

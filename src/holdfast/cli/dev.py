@@ -33,7 +33,7 @@ from holdfast.cli.command import AppArgument, AppOption, Needs, app_of, command
 from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.output import Output
-from holdfast.cli.reloading import LOOK_SECONDS, Reload, files_now, start_anew, stop_with_parent
+from holdfast.cli.reloading import LOOK_SECONDS, Reload, files_now, restart_process, stop_with_parent
 from holdfast.cli.run import SAME_SIGNAL_SECONDS, LogOptions, ServeOptions, importable
 from holdfast.errors import ConfigurationError
 from holdfast.executors.terminal import outlive_the_terminal
@@ -252,7 +252,7 @@ def pages(
             with socket.socket(fileno=os.dup(listen)) as taken, change.watch:  # the original is for the next life
                 serve_at(chosen, taken, started=lambda: _say_ready(line))
     if change.is_due:
-        start_anew()
+        restart_process()
 
 
 def _say_ready(line: socket.socket) -> None:

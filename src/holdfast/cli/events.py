@@ -31,7 +31,7 @@ def events(
     out: Output,
     app: App,
     only: Annotated[str, Option("--event", metavar="NAME", help="Only those of this name.")] = "",
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many events.")] = 50,
     before: Before = None,
 ) -> None:
     """List the events that are kept; or show or emit one.

@@ -25,7 +25,7 @@ GroupId = Annotated[str, Argument(metavar="ID", help="The group, or the beginnin
 def groups(
     out: Output,
     app: App,
-    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, help="Show at most this many groups.")] = 50,
     before: Before = None,
 ) -> None:
     """List groups, newest first; or show or cancel one.

@@ -39,7 +39,7 @@ def hooks(
     out: Output,
     app: App,
     run: Annotated[str | None, Option(metavar="ID", help="Only those of this run.")] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many hooks.")] = 50,
     before: Annotated[str | None, Option(metavar="NAME", help="The last name of the page before.")] = None,
 ) -> None:
     """List the hooks of workflows; or show or resume one.

@@ -99,7 +99,7 @@ def ps(
     out: Output,
     app: App,
     filter: ListFilter,
-    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, help="Show at most this many invocations.")] = 50,
     before: Before = None,
     search: Annotated[
         str | None, Argument(metavar="SEARCH", help="Such as 'task:charge status:failed since:1h customer:c-17'.")

@@ -109,7 +109,7 @@ def clear(out: Output, app: App, task: LimitName) -> None:
     ended = app.limits.clear(task)
     out.document({"name": task, "changed": ended})
     names = ", ".join(each.name for each in app.limits.list() if each.change is not None)
-    others = f"; those that are: {names}" if names else ""
+    others = f"; changed are: {names}" if names else ""
     out.line(f"'{task}' is as the code declares it" if ended else f"'{task}' was not changed{others}")
 
 

@@ -75,7 +75,7 @@ def resume(out: Output, app: App, queue: QueueName) -> None:
     ended = app.queues.resume(queue)
     out.document({"queue": queue, "paused": False, "changed": ended})
     names = ", ".join(each.name for each in app.queues.list() if each.pause is not None)
-    others = f"; those that are: {names}" if names else ""
+    others = f"; paused are: {names}" if names else ""
     out.line(f"the queue '{queue}' {'is resumed' if ended else f'was not paused{others}'}")
 
 

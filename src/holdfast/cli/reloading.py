@@ -1,4 +1,4 @@
-"""Start a command anew when the code of its folder changes.
+"""Restart a command when the code of its folder changes.
 
 Restarting is executing the same command again in the same process. Files are compared twice a second. While a changed
 file is no Python, the old code runs on. Code that cannot be imported is waited for.
@@ -68,18 +68,18 @@ class Reload(RestartWatch):
                 return
 
 
-def start_anew() -> NoReturn:
+def restart_process() -> NoReturn:
     """Execute the same command again."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
 
 
-def start_anew_after_a_change(before: Seen) -> NoReturn:
+def restart_after_a_change(before: Seen) -> NoReturn:
     """Restart after any file changes: it is unknown which files code would load that cannot be imported."""
     while files_now() == before:
         time.sleep(LOOK_SECONDS)
-    start_anew()
+    restart_process()
 
 
 def stop_with_parent(line: int) -> None:

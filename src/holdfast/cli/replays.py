@@ -63,7 +63,7 @@ def check(
         list[str] | None, Option("--task", help="Only these workflows, by whole or short name; may be repeated.")
     ] = None,
     status: Annotated[list[str] | None, Option(help="Only these, also ended ones; else all that are open.")] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many runs, the newest.")] = 100,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Check at most this many runs, newest first.")] = 100,
 ) -> None:
     """Replay stored runs against the code at hand, without effects.
 

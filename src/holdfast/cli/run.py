@@ -46,8 +46,8 @@ from holdfast.cli.reloading import (
     RestartWatch,
     Seen,
     files_now,
-    start_anew,
-    start_anew_after_a_change,
+    restart_after_a_change,
+    restart_process,
     stop_with_parent,
 )
 from holdfast.clock import parse_duration
@@ -103,7 +103,7 @@ class ProcessOptions:
     """The worker processes of the runner."""
 
     workers: Annotated[int, Option(help="Worker processes; 0 runs the tasks in this process.", min=0, max=1000)] = 1
-    max_tasks_per_worker: Annotated[int | None, Option(help="Replace a worker after so many tasks.", min=1)] = None
+    max_tasks_per_worker: Annotated[int | None, Option(help="Replace a worker after this many tasks.", min=1)] = None
     memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Replace a worker with more memory: 500M, 2G.")] = (
         None
     )
@@ -147,7 +147,7 @@ def run(
     app_option: AppOption = None,
     serve: ServeOptions,
     processes: ProcessOptions,
-    reload: Annotated[bool, Option("--reload", help="Start anew when a source file changes.")] = False,
+    reload: Annotated[bool, Option("--reload", help="Restart when a source file changes.")] = False,
     health: HealthOptions,
     lines: LogOptions,
 ) -> None:
@@ -180,8 +180,8 @@ def run(
             restart = around.enter_context(Restart(runner, chosen.settings))
             id, account, was_stopped = _until_stopped(runner)
     if not was_stopped and (why := restart.why or (watch and watch.why)):
-        out.note(f"{why}; starting anew")
-        start_anew()
+        out.note(f"{why}; restarting")
+        restart_process()
     out.document({"runner": id, **fields(account)})
     out.line(f"runner {id}: {_summary(account)}")
     _leave()
@@ -226,7 +226,7 @@ def importable(out: Output, reference: str | None, before: Seen) -> App:
         if not before:
             raise
         out.note(f"{sentence(error_text(error))} Nothing runs until a file changes.")
-    start_anew_after_a_change(before)
+    restart_after_a_change(before)
 
 
 def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:

@@ -59,7 +59,7 @@ class When:
         Overlap | None, Option(help="What a tick does while the one before has not ended; else allow.")
     ] = None
     catch_up: Annotated[CatchUp | None, Option(help="Which missed ticks fire later; else last.")] = None
-    catch_up_most: Annotated[int | None, Option(help="With --catch-up all: the last so many.")] = None
+    catch_up_most: Annotated[int | None, Option(help="With --catch-up all: at most this many, the latest.")] = None
     jitter: Annotated[str | None, Option(metavar="DURATION", help="Spread the start of each tick over so long.")] = None
     start: Annotated[str | None, Option(metavar="TIME", help="No tick before; none takes it away.")] = None
     end: Annotated[str | None, Option(metavar="TIME", help="No tick after; none takes it away.")] = None
@@ -251,7 +251,7 @@ def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> N
     out.document({"name": schedule, "deleted": True})
     out.line(f"the schedule '{schedule}' is deleted")
     if is_declared:
-        out.note("code declares it: a runner that starts stores it anew; to silence it for good, pause it")
+        out.note("code declares it: a runner that starts stores it again; to silence it for good, pause it")
 
 
 @command(action="schedule.run", target="schedule")

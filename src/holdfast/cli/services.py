@@ -18,7 +18,7 @@ from holdfast.web.reading.services import ServiceView
 
 @command()
 def services(
-    out: Output, app: App, limit: Annotated[int, Option(min=1, help="At most so many executions.")] = 10
+    out: Output, app: App, limit: Annotated[int, Option(min=1, help="Show at most this many executions.")] = 10
 ) -> None:
     """Show which runner performs the services.
 

@@ -88,5 +88,5 @@ def _marker(chunk: Chunk) -> str:
     """Say what an item means that is no chunk."""
     by = chunk.step or "the call"
     if chunk.kind == RESTART:
-        return f"note: {by} begins anew here, with attempt {chunk.attempt}"
+        return f"note: {by} starts over here, with attempt {chunk.attempt}"
     return f"note: {by} had closed the stream here, and goes on"

@@ -23,6 +23,6 @@ def triggers(out: Output, app: App) -> None:
     out.document(document := answer.document())
     titles = ("name", "task", "state", "decided by", "when")
     rows = [[each[title.replace(" ", "_")] for title in titles] for each in document["triggers"]]
-    out.table(titles, rows, empty="no triggers; a runner stores those that its tasks declare, when it starts")
+    out.table(titles, rows, empty="no triggers; a runner stores the triggers of its tasks when it starts")
     for why in answer.unreadable.values():
         out.aside(f"note: {why}")

@@ -142,7 +142,7 @@ def events(
     after: Annotated[
         str | None, Option(metavar="CURSOR", help="Only those after this one: 0.17, or 17 in the present log.")
     ] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 100,
+    limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many events.")] = 100,
 ) -> None:
     """List the events of a run, in the order of its log.
 
@@ -230,8 +230,8 @@ def _results(pairs: Iterable[str]) -> dict[str, Any]:
 def _note_restart(out: Output, record: InvocationRecord) -> None:
     if record.run is not None and record.run.generation:
         out.aside(
-            f"note: the run has begun anew {counted(record.run.generation, 'time')}; these are since the last one. "
-            f"All events: holdfast workflow events {record.id}"
+            f"note: the run has restarted {counted(record.run.generation, 'time')}; these events are since the last "
+            f"restart. All events: holdfast workflow events {record.id}"
         )
 
 

@@ -126,7 +126,7 @@ def messages(
     app: App,
     run: Annotated[str | None, Option(metavar="RUN", help="Only those of this run: wrun_…")] = None,
     ended: Annotated[bool, Option("--ended", help="Ended ones too.")] = False,
-    limit: Annotated[int, Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=1000, help="Show at most this many messages.")] = 50,
 ) -> None:
     """List the messages of a World, newest first: what is to be delivered, and when; or show or redeliver some."""
     page = app.runtime.run(WorldReading(app.runtime).messages(run=run, ended=ended, limit=limit))

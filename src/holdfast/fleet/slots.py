@@ -141,7 +141,7 @@ def next_change_at(runner_id: str, active: Sequence[Member], now: float, setting
     """Return when to look again at the latest, if the roster stays as it is: later than `now`, at most a cycle away.
 
     That is the start of the runner's next window, or the end of its grace inside the window. If a runner sits out until
-    an earlier time, it is that time, when the slots are cut anew. A runner without a slot looks once per cycle.
+    an earlier time, it is that time, when the slots are divided again. A runner without a slot looks once per cycle.
     """
     members = sharing(active, now, settings)
     count, own = max(1, len(members)), _slot_of(runner_id, members) or 0

@@ -167,7 +167,7 @@ def _check(change: Change) -> None:
     if change.amends:
         if change.path not in _AMENDED or change.sources != frozenset(change.path) or change.epoch != 0:
             raise InvocationStatusTransitionError(
-                f"'{change.name}' of {change.id}: only what was never claimed can be amended, where it stands"
+                f"'{change.name}' of {change.id}: only calls that were never claimed can be amended, in their place"
             )
         return
     if not change.path or not change.sources:
@@ -195,7 +195,7 @@ def _check_ownership(change: Change) -> None:
     if change.epoch is None:
         raise InvocationStatusOwnershipError(f"{edge}, so '{change.name}' needs an epoch")
     if not change.actor:
-        raise InvocationStatusOwnershipError(f"{edge}, so '{change.name}' has to say who makes it")
+        raise InvocationStatusOwnershipError(f"{edge}, so '{change.name}' has to name its actor")
 
 
 @lru_cache(maxsize=4096)

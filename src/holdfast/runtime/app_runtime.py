@@ -676,7 +676,7 @@ def runtime_here() -> AppRuntime | None:
 
 
 def _reseed() -> None:
-    """Seed the random numbers of a forked child anew: it must not repeat its parent's ids."""
+    """Reseed the random numbers of a forked child: it must not repeat its parent's ids."""
     for runtime in list(_RUNTIMES):
         runtime.rng.seed()
 

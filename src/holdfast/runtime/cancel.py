@@ -1,6 +1,6 @@
 """Cancel: an invocation without an owner ends at once, an owner is asked to end it, and its children follow.
 
-Each write is conditional by itself. A write that loses, to a claim or to an end, is decided anew; there is nothing to
+Each write is conditional by itself. A write that loses to a claim or to an end is decided again; there is nothing to
 undo. A crash between an invocation and its children leaves these as they were: asking again asks them too, and so does
 the owner when it ends the invocation.
 

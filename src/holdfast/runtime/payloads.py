@@ -200,7 +200,7 @@ def _too_slow(payloads: Iterable[Payload]) -> StoreUnavailable:
     size = sum(len(payload.data) for payload in payloads)
     return StoreUnavailable(
         f"{size:,} bytes could not be stored within {format_duration(_STALE_SECONDS)}, {_TRIES} times; after that the "
-        "first of them may be collected before the last has come. The way to the store is too slow for so much."
+        "first of them may be collected before the last has come. The way to the store is too slow for this size."
     )
 
 

@@ -99,7 +99,7 @@ class Declarations:
         self._seen, self._seen_at = set(self._declared), self._store.now()
 
     async def _restore_damaged(self) -> None:
-        """Store declared schedules anew that were quarantined since the last look."""
+        """Store declared schedules again that were quarantined since the last look."""
         now = self._store.now()
         there = {entry.name for entry in await self._store.entries(self._app, KIND, list(self._declared))}
         gone = self._seen - there
@@ -208,7 +208,7 @@ class CoreSchedules:
         return more
 
     async def _fire_overdue(self) -> None:
-        """Store quarantined schedules anew. Fire tasks with a schedule that is ahead of the clock: the clock was set
+        """Store quarantined schedules again. Fire tasks with a schedule that is ahead of the clock: the clock was set
         back, or was ahead on the runner with the services. A user's schedule rests then; a duty must not.
         """
         now = self._store.now()

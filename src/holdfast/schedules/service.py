@@ -96,8 +96,8 @@ class ScheduleRegistry:
             if (aside := await set_aside(self._store, self._app, name)) is not None:
                 hint = (
                     f" any more: it could not be read, and was set aside at {moment(aside.at)}. Why: {aside.why}. If "
-                    "code declares it, it is stored anew by a runner, when one starts or within minutes; else create "
-                    "it anew. It is kept whole in quarantine: see docs/operations/damaged-records.md"
+                    "code declares it, it is stored again by a runner, when one starts or within minutes; else create "
+                    "it again. It is kept whole in quarantine: see docs/operations/damaged-records.md"
                 )
             raise errors.UnknownSchedule(f"there is no schedule '{name}'{hint}")
         return entries[0]

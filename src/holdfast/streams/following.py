@@ -2,9 +2,9 @@
 
 Readers of stored chunks read by themselves, each at its own pace. A reader that has come to the end waits at the
 `LiveTail` of the stream, which reads new pages once and gives them to all that wait. It keeps the last of them for
-those that are a little late; a reader that is later reads by itself again, so a slow one costs the others nothing.
+readers that are a little late. A reader that is later reads by itself again, so a slow reader costs the others nothing.
 
-A hint wakes it. A hint may be lost, so it also looks: 20 ms after a chunk, then ever more seldom, down to once a
+A hint wakes it. A hint may be lost, so it also looks: 20 ms after a chunk, then less and less often, down to once a
 second.
 """
 
@@ -57,7 +57,7 @@ class LiveTails:
 
 
 class LiveTail:
-    """The end of one stream, as readers of this process know it."""
+    """The end of one stream, for the readers of this process."""
 
     def __init__(self, engine: Engine, id: InvocationId, log: InvocationId, forget: Callable[[], object]) -> None:
         self._engine = engine

@@ -38,7 +38,7 @@ class PlacedChunk(msgspec.Struct, frozen=True):
 
 
 class Cursor(msgspec.Struct):
-    """Where a reader is."""
+    """The place of a reader."""
 
     first: int = 0  # the first index that is wanted
     position: int = 0  # the last that was read: the end of a page
@@ -99,7 +99,7 @@ class LogReader:
 
     async def batches(self, *, fetch: bool = True) -> AsyncGenerator[list[Chunk], None]:
         """Yield the items as they come, as many at a time as are there. A large value comes alone; without `fetch` it
-        does not come, and it is up to `decode` what stands for it.
+        is not read, and `decode` returns a placeholder.
         """
         cursor, run = Cursor(), self._runtime.arun
         while not cursor.is_over:
@@ -116,11 +116,11 @@ class LogReader:
                 yield batch
 
     def values(self) -> ValueReader:
-        """Return the same for the values of the chunks alone."""
+        """Return an iterator of the values of the chunks alone."""
         return ValueReader(self)
 
     def stored(self) -> LogReader:
-        """Return the same for what is there now."""
+        """Return an iterator that ends at the present end of the stream."""
         return self._until(self.tail())
 
     async def astored(self) -> LogReader:
@@ -210,7 +210,7 @@ class LogReader:
             except CorruptRecord:
                 if not items:
                     raise
-                break  # what is before it is told first
+                break  # the items before it are yielded first
             items += [PlacedChunk(position, event, page.writer) for position, event in enumerate(events, page.first)]
             cursor.position = page.last
             if self._stop is not None and cursor.position >= self._stop:

@@ -5,9 +5,9 @@ Pages of many streams that gather while a write is under way are one `append`. B
 
 1. A step makes durable, in the log of its run, that it has begun and writes to this stream. So its next attempt has
    another number, and knows which streams it has to start over.
-2. The entry of the stream is put. If it is there, the last page tells where the stream ends.
+2. The entry of the stream is put. If it is there, the last page shows where the stream ends.
 3. The owner marks its invocation, so that this is kept until its chunks are removed. The write is refused to a zombie;
-   and whatever a later owner writes is behind the end that was read before it, where it is collided with.
+   and pages of a later owner lie behind the end that was read before, so that this owner collides with them.
 
 A page goes to the tail + 1. If that is taken, the chunks go behind what is there, unless a later owner has written
 (`Fenced`) or the stream is closed. No page is dropped while the store is away: it is tried again with the same
@@ -88,7 +88,7 @@ def source_of(record: InvocationRecord) -> ChunkSource:
 
 
 class CallPort(msgspec.Struct, eq=False):
-    """A call that has used streams: its buffer, and what waits for it."""
+    """A call that has used streams: its buffer, and the callbacks that wait for it."""
 
     key: str
     call: Call | None
@@ -183,7 +183,7 @@ class ChunkWriter:
         return self.port_of(call, lambda: source_of(record))
 
     def port_of(self, call: Call, source: Callable[[], ChunkSource]) -> CallPort:
-        """Return what the engine knows of a call. From any thread."""
+        """Return the engine's state of a call. From any thread."""
         port = self.calls.get(call.key)
         if port is None:
             port = CallPort(call.key, call, source())
@@ -211,7 +211,7 @@ class ChunkWriter:
         self._notified(port)
 
     def step_begins_again(self, key: str) -> None:
-        """Say in the streams that earlier attempts of a step have written to that it starts over."""
+        """Write a restart to the streams to which earlier attempts of a step have written."""
         if (port := self.calls.get(key)) is not None:
             self._begin_again(port, sorted(port.source.earlier or ()))
 
@@ -224,7 +224,7 @@ class ChunkWriter:
                 self._spawn(self._declare(port, name))
 
     def hold(self, outcomes: Sequence[tuple[str, Outcome]], deliver: Deliver) -> Sequence[tuple[str, Outcome]]:
-        """Keep the outcomes of calls that have written chunks until these are durable. From any thread."""
+        """Keep the outcomes of calls until their chunks are durable. From any thread."""
         free = []
         for key, outcome in outcomes:
             if (port := self.calls.get(key)) is None:
@@ -291,7 +291,9 @@ class ChunkWriter:
             self._finish(port)
 
     def _serve(self, port: CallPort) -> None:
-        """Take what a call has put. While something of it is under way, it is looked at again by itself."""
+        """Take the chunks that a call has put. While chunks of it are under way, it is looked at again without a
+        hint.
+        """
         buffer = port.buffer
         while True:
             for item in buffer.take():
@@ -314,7 +316,7 @@ class ChunkWriter:
             self._spawn(self._declare(port, name))
 
     async def _declare(self, port: CallPort, name: str) -> None:
-        """Have the log of its run say that a step writes to this stream; then go on with its chunks."""
+        """Record in the log of its run that a step writes to this stream; then continue with its chunks."""
         assert port.source.before is not None
         may_write = await port.source.before(name)
         waiting = port.waiting.pop(name)
@@ -328,7 +330,7 @@ class ChunkWriter:
         self._finish(port)
 
     def _declared(self, port: CallPort, name: str) -> None:
-        """Let a call begin with this stream; anew, if an earlier attempt of it has."""
+        """Let a call begin with this stream, or restart the stream if an earlier attempt wrote to it."""
         source = port.source
         if name in port.begun:
             return
@@ -345,7 +347,7 @@ class ChunkWriter:
     def write_once(
         self, source: ChunkSource, item: Outgoing, operation: str, search_after: int | None
     ) -> asyncio.Future[int]:
-        """Write something that a body says, as a page with this operation. Return a future of its index; it raises
+        """Write a chunk of a body, as a page with this operation. Return a future of its index; it raises
         `StreamClosed`, and `StoreError` if the runner stops. `search_after`: an earlier owner may have written it,
         behind this position.
         """
@@ -373,7 +375,7 @@ class ChunkWriter:
                 del self._streams[key]
 
     def _wake(self, stream: OpenStream) -> None:
-        """Write what waits, unless something of this stream is being written."""
+        """Write the waiting chunks, unless a page of this stream is being written."""
         if stream.is_busy or not stream.pending:
             return
         if stream.tail is None or stream.pending[0].search_after is not None:
@@ -410,7 +412,7 @@ class ChunkWriter:
         return [waiting.popleft() for _ in range(rules.portion(sizes))]
 
     async def _ready(self, stream: OpenStream) -> None:
-        """Get to know a stream, or whether the next event is in it."""
+        """Read the end of a stream, or whether the next event is stored already."""
         first = stream.pending[0]
         try:
             if stream.tail is None:
@@ -545,7 +547,7 @@ class ChunkWriter:
         )
 
     def _take(self, stream: OpenStream, page: Page, verdict: AppendVerdict) -> bool:
-        """Take what became of a page. Return whether it is in the stream. Raises `CorruptRecord`."""
+        """Take the outcome of an append. Return whether the page is in the stream. Raises `CorruptRecord`."""
         if isinstance(verdict, Fenced):
             self._fail(stream, self._fenced(stream.name, verdict.epoch))
             return False
@@ -595,7 +597,7 @@ class ChunkWriter:
         self._over(waiting)
 
     def _over(self, batch: Sequence[Pending]) -> None:
-        """Let the calls of these events go on."""
+        """Let the calls of these events continue."""
         by_port: dict[CallPort, list[Outgoing]] = {}
         for pending in batch:
             if (port := pending.port) is not None:

@@ -210,7 +210,7 @@ ROWS: dict[type[e.Event], Row] = {
     e.WorkerNotStarted: Row("runner", ERROR, "could not start a worker: {why}", series="no start"),
     e.WorkerBroke: Row("worker", ERROR, "stopped this worker: {why}"),
     e.StopAsked: Row("runner", INFO, "stopping the runner: {why}"),
-    e.RestartDue: Row("runner", ERROR, "starting the runner anew in {seconds:g} s, unless this changes: {why}"),
+    e.RestartDue: Row("runner", ERROR, "restarting the runner in {seconds:g} s, unless this changes: {why}"),
     e.WorkerDied: Row("runner", ERROR, "lost worker {worker}, which died: {why}", series="deaths"),
     e.WorkerKilled: Row("runner", ERROR, "killed worker {worker}: {why}"),
     e.WorkerUnresponsive: Row("runner", WARNING, "found worker {worker} unresponsive: {why}"),

@@ -48,7 +48,7 @@ def message_of(record: logging.LogRecord) -> str:
         return record.getMessage()
     except Exception as error:
         try:
-            return f"{record.msg} (its arguments cannot be put in: {type(error).__name__}: {error})"
+            return f"{record.msg} (its arguments do not fit: {type(error).__name__}: {error})"
         except Exception:  # of user code: the text of an object, or of its error
             return f"a message of {record.pathname}:{record.lineno} cannot be shown: {type(error).__name__}"
 

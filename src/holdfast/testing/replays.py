@@ -2,7 +2,7 @@
 
 Each is replayed once in this process, at the end of a drain; and once more in another process with another hash seed,
 at the end of the test: a loop over a set of texts goes in another order there. That process imports the modules of the
-bodies anew, and lives as long as the tests do. A body that it cannot find (a function inside of another one) is
+bodies again, and lives as long as the tests do. A body that it cannot find (a function inside of another one) is
 replayed here only.
 """
 

@@ -148,7 +148,7 @@ class TriggerDispatcher:
         if refused:
             return self.failed(record, refused)
         if missing:
-            return self.failed(record, f"nothing was found for {', '.join(missing)} in what it was triggered by")
+            return self.failed(record, f"nothing was found for {', '.join(missing)} in its happenings")
         return self.bounded(record)
 
     def bounded(self, record: InvocationRecord) -> InvocationRecord:
@@ -212,7 +212,7 @@ class TriggerDispatcher:
             await self._engine.submitter.submit([record])
             return [Caused(trigger=trigger.name, invocation=record.id, why="it is too large to wait for others")]
         if join is None:
-            return [Caused(trigger=trigger.name, why="it lacks what it is correlated by")]
+            return [Caused(trigger=trigger.name, why="it lacks the value that it is correlated by")]
         if not join.firings:
             return [Caused(trigger=trigger.name, why="it waits for the other conditions")]
         return [Caused(trigger=trigger.name, invocation=id) for id in await self._fire(trigger, join)]
@@ -384,7 +384,7 @@ def describe_source(source: Source) -> str:
         case "event":
             return f"the event '{source.name}' {source.id}"
         case "run":
-            return f"the wish at {source.id} to run the schedule '{source.name}' now"
+            return f"the request at {source.id} to run the schedule '{source.name}' now"
         case "tick":
             return f"tick {source.id} of the schedule '{source.name.removeprefix(rules.TICKS)}'"
         case "group":

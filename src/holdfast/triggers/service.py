@@ -115,7 +115,7 @@ class TriggerRegistry:
                 return
 
     async def retire(self) -> None:
-        """Retire triggers that no code declares, revive declared ones, and store damaged ones anew."""
+        """Retire triggers that no code declares, revive declared triggers, and store damaged ones again."""
         stored = await self._subscriptions.all()
         gone = set(self._declared) - {record.name for record in stored}
         if gone:  # an unreadable entry stays: a newer version may have written it

@@ -22,18 +22,18 @@ _PART = re.compile(r"{(\w+)(?::path)?}")
 _IDS = {"type": "string", "pattern": f"^[0-9a-hjkmnp-tv-z]{{{LENGTH}}}$"}
 _PROBLEM = {
     "type": "object",
-    "description": "What went wrong: the class of the error, and what to do.",
+    "description": "The error: its class, and what to do.",
     "properties": {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "path": {"type": "string", "description": "what is wrong in the request: query.limit, body.payload"},
+        "path": {"type": "string", "description": "the wrong part of the request: query.limit, body.payload"},
     },
     "required": ["title", "status", "detail"],
 }
 _TOUCHED = {
     "type": "object",
-    "description": "What an action has done; with `preview`, what it would do.",
+    "description": "The effect of an action; with `preview`, the effect that it would have.",
     "properties": {
         "summary": {"type": "string"},
         "count": {"type": ["integer", "null"]},
@@ -69,7 +69,7 @@ def described(routes: Sequence[ApiRoute], version: str, root: str = "") -> Docum
             "title": "Holdfast",
             "version": version,
             "description": "Durable tasks and workflows: see, explain, act. Documents are those that commands print "
-            "with --json. A role may do what the ones below it may: viewer, operator, admin.",
+            "with --json. Each role has the rights of the roles before it: viewer, operator, admin.",
         },
         "servers": [{"url": root or "/"}],
         "security": [{"bearer": []}, {"cookie": []}],

@@ -63,7 +63,7 @@ class Problem(Exception):
 
     def for_strangers(self) -> Problem:
         """Return it without its text, which may name hosts and users of the store."""
-        detail = "the server cannot answer now; it tells the reason to users that it knows"
+        detail = "the server cannot answer now; it shows the reason to authenticated users only"
         return Problem(self.status, self.title, detail, headers=self.headers)
 
     def response(self) -> Response:

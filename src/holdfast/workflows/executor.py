@@ -279,7 +279,7 @@ class WorkflowExecutor(Executor):
         has_blocked = kills_in_a_row(record.history, progress) >= _SUSPECT_KILLS
         if has_blocked and ends_by(record, first_started_at) <= self._store.now():
             return timed_out(
-                record, self.engine.codec, "; its body heard nothing of that: the event loop of its workers was blocked"
+                record, self.engine.codec, "; its body was not cancelled: the event loop of its workers was blocked"
             )
         suspect = has_blocked or crashes_in_a_row(record.history, progress) >= _SUSPECT_CRASHES
         if record.cancellation is not None and record.status in (Status.RUNNING, Status.RESUMED):

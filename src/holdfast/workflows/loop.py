@@ -331,7 +331,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if not self.is_draining:
             raise NotDeterministic(
                 f"{call} on the loop of a workflow's body, from outside of it: a step or another thread has woken "
-                f"the body ({where()}). A body hears from steps by what they return"
+                f"the body ({where()}). A body gets data from steps as their results"
             )
 
 

@@ -163,8 +163,8 @@ class Messages:
     # --- delivering again
 
     async def redeliver(self, record: InvocationRecord, request: str) -> str:
-        """Have a message delivered at once; return the id of the message that is. An ended one is sent once more; one
-        that waits is replaced, and counts its attempts anew. Idempotent, by the request.
+        """Have a message delivered at once; return the id of the message that is. An ended message is sent once more. A
+        waiting message is replaced, and its attempts count from 1. Idempotent, by the request.
         """
         if record.status in OWNED:
             raise bad_request(f"{PREFIX}{record.id} is being delivered; if that fails, it is tried again by itself")

@@ -308,7 +308,7 @@ def test_an_index_that_is_in_the_way_is_named(new_url: str, fresh: Raw) -> None:
     runners.drop_index("roster")
     runners.create_index([("app", 1), ("started_at", 1), ("id", 1)], name="mine")
     with pytest.raises(
-        SchemaMismatch, match=r"holdfast_runners has an index that is in the way of one of ours: .*mine"
+        SchemaMismatch, match=r"holdfast_runners has an index that conflicts with an index of Holdfast: .*mine"
     ):
         play(new_url, lambda store: store.counts("shop"))
 

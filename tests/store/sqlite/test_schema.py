@@ -150,7 +150,7 @@ def test_a_version_that_cannot_be_read_is_refused(path: Path, meddle: Meddle, ro
     meddle("CREATE TABLE holdfast_meta (key, value)")
     if rows:
         meddle(f"INSERT INTO holdfast_meta VALUES {rows}")
-    with pytest.raises(SchemaMismatch, match="does not tell the schema's version"):
+    with pytest.raises(SchemaMismatch, match="does not have the schema's version"):
         open_and_close(path)
 
 

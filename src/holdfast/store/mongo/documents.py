@@ -154,7 +154,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
 
 
 def _check_sense(record: InvocationRecord, document: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the fields that indexes are made of say what the record says."""
+    """Raise ValueError unless the fields of indexes agree with the record."""
     status = record.status
     check_key(document, key_of(record.app, record.id))
     if record.lane != document["lane"]:
@@ -200,9 +200,7 @@ def _stored(value: Any) -> Any:
 
 
 def guard(change: Change) -> Document:
-    """Return what must still hold for a change to apply: id, source status, epoch, and the owner where the table asks
-    for it. Nothing else is trusted.
-    """
+    """Return the filter of a change: id, source status, epoch, and the owner where the table asks for it."""
     sources = sorted(change.sources)
     wanted: Document = {
         "_id": key_of(change.app, change.id),
@@ -278,7 +276,9 @@ def _gone(change: Change) -> tuple[str, ...]:
 
 
 class Plain(NamedTuple):
-    """A change of a record whose version is known: while that is the same, so is all that a pipeline would compute."""
+    """A change of a record whose version is known: as long as the version is the same, the client can compute all
+    values of the update.
+    """
 
     change: Change
     guard: Document
@@ -300,7 +300,7 @@ class Plain(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """Return what changes have in common that one update can make together; None: this one goes by itself."""
+        """Return the key by which changes share one update; None if this change needs its own update."""
         change = self.change
         large = isinstance(change.result, bytes) and len(change.result) > _LARGE
         if (
@@ -414,8 +414,8 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
 
 def expiry(retain_until: float) -> Document:
     """Return the fields that say how long an invocation is kept. `expires_at` is a date, since a TTL index reads
-    nothing else. An invocation with an outbox gets the date once that was `delivered`; one with logs, of a run or of
-    streams, has none, since these have to be removed before it.
+    nothing else. An invocation with an outbox gets the date once that was `delivered`. An invocation with logs, of a
+    run or of streams, has none: the logs have to be removed before it.
     """
     if retain_until >= FOREVER:
         return {"retain_until": retain_until}

@@ -1,6 +1,6 @@
 """Scans whole lanes for work behind the low-water marks, off the path of any claim.
 
-After a claim that began at the marks, one look at the whole lanes follows within `FRESH_SECONDS` of the one before. It
+After a claim that began at the marks, a look at the whole lanes follows within `FRESH_SECONDS` of the previous look. It
 finds invocations that arrived behind a mark without a hint, and delivers a hint to this process, which then claims
 them. The sentinels of new lanes and ranks are made here too, since claims should not wait for either.
 """
@@ -30,7 +30,7 @@ _REMAKE_SECONDS = 600.0  # a user may remove sentinels
 
 
 def seen_in(documents: Sequence[Document]) -> list[Seen] | None:
-    """Return where documents lie; None if one of them has no proper place."""
+    """Return the places of documents; None if one of them has no valid place."""
     seen = []
     for one in documents:
         lane, rank, due_at = one.get("lane"), one.get("rank"), one.get("due_at")

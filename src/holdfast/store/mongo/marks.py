@@ -1,12 +1,12 @@
 """Low-water marks: where a look into the queue begins.
 
 MongoDB keeps removed index entries for minutes, and a cursor steps over each of them. A look from the head of a lane
-would step over all entries that were claimed there. So a process remembers, by lane and rank, up to which due time it
-has seen nothing, and begins there.
+would step over all entries that were claimed there. So a process remembers, by lane and rank, the due time before which
+it found nothing, and begins there.
 
 A mark never hides work for long. A write of this process lowers the marks at once, and so does a hint, which names the
-oldest due time of its invocations. Work that arrives behind a mark without either (a submitter died before its hint, an
-insert took long, a clock was wrong) is found by a look at the whole lane: every `FRESH_SECONDS` while claims go on, and
+oldest due time of its invocations. Work may arrive behind a mark without either: a submitter died before its hint, an
+insert took long, a clock was wrong. A look at the whole lane finds it: every `FRESH_SECONDS` while claims go on, and
 once after the last of them.
 
 Marks stay `SLACK_SECONDS` behind the time of a claim, so that the usual differences between submitters do not matter. A
@@ -28,7 +28,7 @@ _PLAIN_RANK = 0.0  # that of the default priority
 
 
 class Range(NamedTuple):
-    """What to look at in a lane: one rank from a due time on, or all of it."""
+    """The part of a lane to look at: one rank from a due time on, or all of it."""
 
     lane: str
     rank: float | None
@@ -36,7 +36,7 @@ class Range(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where a document was found."""
+    """The place of a document in the queue."""
 
     lane: str
     rank: float
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 class Look:
-    """A look under way, and the writes of the meantime, which it may not have seen."""
+    """A look under way, and concurrent writes that it may have missed."""
 
     def __init__(self, app: str, ranges: Sequence[Range], began: float) -> None:
         self.app = app
@@ -94,7 +94,7 @@ class _Result:
         return min(mark, self._at - SLACK_SECONDS, self._look.lowered.get(key, self._at))
 
     def pass_on(self, lane: str, other: Look) -> None:
-        """Keep the marks of a look under way below what this one saw."""
+        """Keep the marks of a look under way below the documents that this look saw."""
         for (where, rank), due_at in self._first.items():
             if where == lane and other.app == self._look.app:
                 other.lower(lane, rank, due_at)
@@ -105,7 +105,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.marks: dict[float, float] = {}
-        self.ranks: set[float] = set()  # that were heard of while there were no marks: what is not due yet is not seen
+        self.ranks: set[float] = set()  # seen while there were no marks: work that is not due yet is not seen by looks
         self.whole_at = _FIRST
         self.has_all_ranks = False  # the last look at the whole lane was not cut short
 
@@ -121,7 +121,7 @@ class Marks:
         self._news: dict[str, set[str]] = {}  # by app, since its lanes were asked for: those that something came to
 
     def _of(self, app: str, lane: str) -> _Lane:
-        """Return what is known of a lane, to be read only."""
+        """Return the state of a lane, for reading only."""
         return self._lanes.get((app, lane), _UNKNOWN)
 
     # --- looking
@@ -145,7 +145,7 @@ class Marks:
         return [(lane, rank) for lane in lanes for rank in self._of(app, lane).marks]
 
     def end(self, look: Look, seen: Sequence[Seen] | None, limit: int, at: float) -> None:
-        """Learn from what a look has seen, in queue order, up to `limit` documents that were due at `at`. None: the
+        """Set the marks from the documents of a look, in queue order, up to `limit` that were due at `at`. None: the
         look failed, or did not see everything.
         """
         self._looks.discard(look)
@@ -251,7 +251,7 @@ class Marks:
                 known.marks, known.whole_at = {}, _FIRST
 
     def take_hint(self, hint: Hint) -> None:
-        """Heed a hint that lanes got work."""
+        """Lower the marks by a hint that lanes got work."""
         if hint.kind != READY:
             return
         if hint.since is None or not hint.subjects or not hint.priorities:

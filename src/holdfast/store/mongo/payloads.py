@@ -6,8 +6,7 @@ and are put before it. The content alone decides what a piece holds, so that con
 A payload that is wanted again is never removed: `keep` renews `wanted_at` in one update, and the collector deletes only
 where `wanted_at` is still old. Either the renewal comes first, and the deletion matches nothing; or the deletion does,
 the renewal matches nothing, and the payload is put again. Pieces carry the time at which they were put, and are deleted
-by that, after their payload; a payload that is put again puts all of its pieces again first, so that they are never
-old.
+by that, after their payload. A payload that is put again first puts all its pieces again, so they are never old.
 """
 
 from __future__ import annotations

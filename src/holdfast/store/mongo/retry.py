@@ -1,7 +1,7 @@
 """Retries of operations while MongoDB is away for a moment.
 
-An error is *transient* or *final*. Transient are a network failure, an election, a node that shuts down, a dropped
-index that is made again, and a write whose majority did not answer in time: its outcome is unknown, and asking again
+An error is *transient* or *final*. Transient are a network failure, an election, a node that shuts down, and a dropped
+index that is made again. So is a write whose majority did not answer in time: its outcome is unknown, and repeating it
 with the same operation id finds out. The pauses between attempts double, with jitter. `Retrier.ask` is the only way
 from the store to the driver, and it takes whole units of work, cursors included. Only hints and their stream bypass it
 (`holdfast.store.mongo.hints`); a test enumerates the calls.
@@ -75,7 +75,7 @@ READS = frozenset(
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to go on asking. Delays and times are in seconds."""
+    """The limits of retrying. Delays and times are in seconds."""
 
     max_retries: int = 5
     retry_base_delay: float = 0.1
@@ -150,7 +150,7 @@ def _codes(error: PyMongoError) -> set[int | None]:
 
 
 class Retrier:
-    """Asks MongoDB until it answers, or the policy says to give up."""
+    """Repeats an operation until MongoDB answers, or the policy gives up."""
 
     def __init__(self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, url: str) -> None:
         self._policy = policy
@@ -165,7 +165,7 @@ class Retrier:
     async def ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """Return the answer of `attempt`.
 
-        Its argument says whether it was asked before: then an earlier try may have been carried out.
+        Its argument is True on a repetition: then an earlier try may have been carried out.
         """
         policy, began = self._policy, self._clock.monotonic()
         delay, tries = policy.retry_base_delay, 0

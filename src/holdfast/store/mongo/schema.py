@@ -237,8 +237,9 @@ async def _put_right(database: AsyncDatabase[Document], name: str, ours: Sequenc
         if error.code not in _IN_THE_WAY:
             raise
         raise SchemaMismatch(
-            f"{name} has an index that is in the way of one of ours: {(error.details or {}).get('errmsg', error)}. "
-            "Drop it (holdfast store check names those that are not ours), then run: holdfast store prepare"
+            f"{name} has an index that conflicts with an index of Holdfast: "
+            f"{(error.details or {}).get('errmsg', error)}. "
+            "Drop it (holdfast store check names indexes of others), then run: holdfast store prepare"
         ) from error
     for index in ours:
         seconds = index.options.get("expireAfterSeconds")

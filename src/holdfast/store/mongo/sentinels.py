@@ -1,9 +1,9 @@
 """Sentinels: documents that only hold a place in an index.
 
-MongoDB keeps removed index entries for minutes. A cursor that has read the last entry of a lane goes on to the next
-visible entry, over all entries that were removed in the lanes behind; a write that has lost its place goes back over
-all that were removed before it. Sentinels stop both. They have entries at the end of every range that a query on the
-hot path reads:
+MongoDB keeps removed index entries for minutes. A cursor that has read the last entry of a lane continues to the next
+visible entry, over all removed entries of the following lanes. A write that has lost its place goes back over all
+removed entries before it. Sentinels stop both. They have entries at the end of every range that a query on the hot path
+reads:
 
 - `ready`: after each rank (half a rank further), and after the last rank of each lane (rank MaxKey);
 - `due`: before and after each lane, by the same two documents;
@@ -11,9 +11,9 @@ hot path reads:
 - every index that begins with the app, or with a fixed word and the app: after all entries of an app, by one document
   whose app is the app's name and a character more.
 
-No query returns a sentinel: its `_id` is no text, so that no range of keys contains it; its app, status, task and queue
-are never asked for; it never expires; and its due time is no number. Two processes that make the same sentinel get one.
-Without sentinels everything works, only slower.
+No query returns a sentinel. Its `_id` is no text, so no range of keys contains it. No query has its app, status, task
+or queue. It never expires, and its due time is no number. Two processes that make the same sentinel get one. Without
+sentinels everything works, only slower.
 """
 
 from __future__ import annotations

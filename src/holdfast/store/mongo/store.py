@@ -196,7 +196,7 @@ class MongoStore:
         )
 
     async def _prepare(self, database: AsyncDatabase[Document]) -> None:
-        """Learn the server's time, check the version, create what is missing."""
+        """Read the server's time, check the schema's version, create missing collections and indexes."""
         await self._learn_time(database)
         self._mark = await schema.prepare(database, self._options.signal_retention_seconds)
 
@@ -280,7 +280,9 @@ class MongoStore:
         return await self._ask(what, lambda again: call(*args, **more))
 
     async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """Run an operation, with retries. Every operation passes here; now and then one learns the time first."""
+        """Run an operation, with retries. Every operation passes here; now and then one reads the server's time
+        first.
+        """
         if self._time.is_old() and (database := self._database) is not None:
             await self._retry.ask("time", lambda again: self._learn_time(database))
         return await self._retry.ask(what, lambda again: self._mended(attempt, again))

@@ -259,7 +259,7 @@ class DatabaseFiles:
         return StoreUnavailable(
             f"{self._log} or {self._index} was deleted or replaced while this process (pid {os.getpid()}) has it open. "
             f"Nothing was submitted. Roll back, close your own connections to {self.path} in this process (dispose of "
-            "a pool), and connect anew: what they write is lost."
+            "a pool), and reconnect: what they write is lost."
         )
 
     def uncertain(self) -> StoreUnavailable:
@@ -344,9 +344,9 @@ class DatabaseFiles:
     def _report(self, log: Log) -> None:
         seen, there = self._seen, _identity_or_none(self._log)
         if log is Log.NEWEST:
-            why = f"{self._log} was deleted while this process has it open; it is written back, and begun anew"
+            why = f"{self._log} was deleted while this process has it open; it is written back, and restarted"
         elif seen is not None and there == seen[2:4]:
-            why = f"{self._index} was deleted while this process has it open; it is made anew from the log"
+            why = f"{self._index} was deleted while this process has it open; it is rebuilt from the log"
         else:
             why = (
                 f"{self._log} was replaced while this process has it open; what was only in the old one is lost, "
@@ -493,7 +493,7 @@ def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
     return done
 
 
-def _begin_anew_in_child() -> None:
+def _reset_in_child() -> None:
     global _holding, _registering, _renewing
     _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
     known = _held | {files._database for files in _watched}  # SQLite keeps some open for later connections
@@ -504,7 +504,7 @@ def _begin_anew_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew_in_child)
+    os.register_at_fork(after_in_child=_reset_in_child)
 
 
 # --- what the system shows

@@ -82,11 +82,11 @@ def read_log(
 def remove_log(connection: StoreConnection, app: str, run: InvocationId, *, before: int) -> int:
     removed = connection.execute(REMOVE, (app, run, before)).rowcount
     if removed:
-        _refer_anew(connection, app, run)
+        _refer_again(connection, app, run)
     return removed
 
 
-def _refer_anew(connection: StoreConnection, app: str, run: InvocationId) -> None:
+def _refer_again(connection: StoreConnection, app: str, run: InvocationId) -> None:
     """Keep only references that the log still has, and those of its run. A run that is damaged or in quarantine keeps
     all of them.
     """

@@ -187,7 +187,7 @@ def make_side_folder(folder: Path, path: Path) -> None:
         return
     raise UnsafeStore(
         f"{folder}, where the processes of {path} take turns and send hints, {fault}. "
-        f"Nothing was put there. Check its owner; remove it while nothing runs, and Holdfast makes it anew."
+        f"Nothing was put there. Check its owner; remove it while nothing runs, and Holdfast creates it again."
     )
 
 

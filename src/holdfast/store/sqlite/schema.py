@@ -327,7 +327,7 @@ def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:
             raise ValueError("a version that no schema has")
     except (KeyError, ValueError, TypeError) as error:
         raise SchemaMismatch(
-            f"the table holdfast_meta does not tell the schema's version ({shown(meta)}). "
+            f"the table holdfast_meta does not have the schema's version ({shown(meta)}). "
             "Restore a backup, or move the file aside."
         ) from error
     return version, min_reader

@@ -145,9 +145,9 @@ class Forks:
     """Keep forks and write transactions apart: a context for each transaction."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
         self._unused = ExitStack()
@@ -178,7 +178,7 @@ class Forks:
 
 forks = Forks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.begin_anew)
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.reset)
     os.register_at_fork(after_in_child=_forget_in_child)
 
 

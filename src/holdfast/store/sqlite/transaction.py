@@ -223,12 +223,12 @@ class LockProbe:
                     f"this process has write transactions open in {self._path} and in the database of "
                     f"{', '.join(others)}, and the connection of this session may have either: the file may have been "
                     "removed or replaced since it was opened. Nothing was submitted. Roll back, close the connection "
-                    "and connect anew, or end the other transaction first."
+                    "and reconnect, or end the other transaction first."
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
         raise StoreUnavailable(
             f"the connection of this session has another file open than {self._path}, which was removed or replaced "
-            "since. Nothing was submitted. Roll back, close the connection and connect anew."
+            "since. Nothing was submitted. Roll back, close the connection and reconnect."
         )
 
     def _is_locked(self) -> bool:

@@ -26,7 +26,7 @@ class WebPage(NamedTuple):
     query: Mapping[str, Parameter] = {}
     role: Role = Role.VIEWER
     nav: str = ""  # the entry of the navigation that it belongs to
-    topics: tuple[str, ...] = ()  # of the live feed: what makes it fetch itself anew
+    topics: tuple[str, ...] = ()  # of the live feed: on their news the page reloads itself
 
 
 class PageTable:

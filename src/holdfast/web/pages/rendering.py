@@ -117,7 +117,7 @@ _TITLES = {
 }
 _SAID = {
     500: "The server failed to answer. Its log says why.",
-    503: "The server is there, and its store is not. What was accepted is kept, and goes on when it is back.",
+    503: "The server cannot reach its store. Accepted calls are kept, and continue when the store is back.",
     507: "The store cannot take more. Free some space for it.",
 }
 

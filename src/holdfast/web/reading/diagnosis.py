@@ -95,7 +95,7 @@ class DiagnosisReading:
             found += [*(() if self._file is None else _file_place(self._file)), *checked]
             if any(each.state == WRONG and each.subject.startswith(_BY_OPENING) for each in checked):
                 why = "to open the store would repair it"
-                found.append(Symptom("work", UNCHECKED, why, "mend what is wrong above, and ask again"))
+                found.append(Symptom("work", UNCHECKED, why, "repair the problems above, and run this again"))
             else:
                 before = runtime.run(self._quarantined())
                 found += runtime.run(self._work())
@@ -130,7 +130,7 @@ class DiagnosisReading:
         found += await _holders(engine.store, engine.app)
         stuck = ("lane", "owner", "limit", "services")
         if not any(each.subject.startswith(stuck) for each in found):
-            found.append(Symptom("stuck work", OK, "none: no call waits for what is not there"))
+            found.append(Symptom("stuck work", OK, "none: no call waits for a missing runner, slot or owner"))
         return found
 
 

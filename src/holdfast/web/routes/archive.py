@@ -154,7 +154,7 @@ async def retain_ended(asked: Asked) -> Render:
 
 
 PARAMETERS = {
-    "status": Parameter("only those that ended so", is_list=True, choices=tuple(sorted(FINAL))),
+    "status": Parameter("only invocations with this end", is_list=True, choices=tuple(sorted(FINAL))),
     "task": Parameter("only of this task", is_list=True),
     "queue": Parameter("only of this queue", is_list=True),
     "tag": Parameter("only what asks for this tag", is_list=True),

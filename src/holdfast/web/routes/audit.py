@@ -18,7 +18,7 @@ ROUTES = (
         "GET",
         "/audit",
         list_audit,
-        "list who did what, newest first",
+        "list audit records, newest first",
         {
             "who": Parameter("only by this user or token"),
             "action": Parameter("only this action, such as queue.pause, or all of queue"),

@@ -80,6 +80,6 @@ def _route(name: str, summary: str, role: Role) -> ApiRoute:
 
 ROUTES = (
     _route("cancel", "cancel all that a search means, some at a time", Role.OPERATOR),
-    _route("rerun", "run all ended ones that a search means again, some at a time", Role.OPERATOR),
-    _route("purge", "remove all ended ones that a search means, some at a time", Role.ADMIN),
+    _route("rerun", "run all ended invocations of a search again, in batches", Role.OPERATOR),
+    _route("purge", "remove all ended invocations of a search, in batches", Role.ADMIN),
 )

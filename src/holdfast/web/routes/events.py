@@ -61,5 +61,5 @@ ROUTES = (
         },
     ),
     action("/events", emit_event, "emit an event", "event.emit", EmitEvent),
-    ApiRoute("GET", "/events/{id}", show_event, "show one event, and what came of it"),
+    ApiRoute("GET", "/events/{id}", show_event, "show one event, and the invocations that it caused"),
 )

@@ -94,7 +94,7 @@ ROUTES = (
         "GET",
         "/invocations/count",
         count,
-        "count what a search means, up to 10,000",
+        "count the invocations of a search, up to 10,000",
         {"q": Parameter("the search")},
     ),
     ApiRoute("GET", "/invocations/{id}", show_invocation, "show everything about one invocation"),

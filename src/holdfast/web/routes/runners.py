@@ -13,8 +13,8 @@ from holdfast.web.requests import limit_parameter
 from holdfast.web.routing import ApiRoute, Asked, Render, action
 
 _EFFECT = {
-    DRAIN: "takes no more work, and ends when what runs has ended",
-    STOP: "ends now; what runs goes back to the queue",
+    DRAIN: "takes no more work, and ends when its running calls have ended",
+    STOP: "ends now; its running calls go back to the queue",
 }
 
 
@@ -43,7 +43,7 @@ async def show_runner(asked: Asked) -> Render:
 async def ask_runner(asked: Asked, wish: str) -> Render:
     found = await found_runner(asked)
     runner, running = found.runner, len(found.owned)
-    silent = "" if found.roster.state_of(runner) != DEAD else " It is silent, and may not hear it."
+    silent = "" if found.roster.state_of(runner) != DEAD else " It is silent, and may not get the request."
     if asked.body.preview:
         calls = f"; {counted(running, 'call')} with it now" if running else ""
         summary = f"runner {runner.id} {_EFFECT[wish]}{calls}.{silent}"

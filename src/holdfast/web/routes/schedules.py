@@ -197,7 +197,7 @@ async def delete_schedule(asked: Asked) -> Render:
     name = asked.path["name"]
     if asked.body.preview:
         record = await _record(asked)
-        again = " Code declares it, so a runner that starts stores it anew." if record.declared else ""
+        again = " Code declares it, so a runner that starts stores it again." if record.declared else ""
         return lambda: touched(f"'{name}' is forgotten. Calls that it has submitted stay.{again}")
     await Schedules(asked.runtime).adelete(name)
     return lambda: touched(f"the schedule '{name}' is deleted", name=name)
