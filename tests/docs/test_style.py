@@ -90,6 +90,30 @@ def test_docstrings_and_comments_name_their_subjects() -> None:
     assert not vague, "\n".join(vague)
 
 
+def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
+    """They say show, report, return and notify, and again, restart and reconnect."""
+    words = re.compile(r"\b(?:tell|tells|telling|told|anew|heed|heeds)\b", re.IGNORECASE)
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {' '.join(text.split())[:100]}"
+        for path, source in files().items()
+        for line, text in prose_of_code(source)
+        if words.search(text)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sentences_of_docstrings_are_short() -> None:
+    """Trees and tables are not made of sentences, nor are lists of options with a colon or a semicolon in between."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {' '.join(sentence.split())}"
+        for path, source in files().items()
+        for line, text in prose_of_code(source)
+        for sentence in re.split(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*] ", text)
+        if len(sentence.split()) > TOO_LONG and not re.search("[├└│]|::$", sentence)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_docstring_has_two_subjects_to_guess() -> None:
     vague = re.compile(rf"\b(?:who|whoever|someone|anybody|everybody|{WHO.partition('|whose|')[2]})\b", re.IGNORECASE)
     wrong = [

@@ -217,9 +217,9 @@ class Archive:
         self, engine: Engine, *, limit: int = 50, before: str | None = None, **where: Unpack[ArchiveFilter]
     ) -> list[InvocationRecord]:
         """Return ended invocations, latest end first: of a `status` (success, failed, …), `task`, `queue` or with a
-        `tag` (one or several of each), ended `since` and `until` (aware datetimes, or seconds since the epoch), with
-        that `key`, with all of these `attributes`, or with an `error`: its type, or a part of its message. Tasks are
-        given as in `App.invocations`.
+        `tag`, one or several of each; ended `since` and `until` (aware datetimes, or seconds since the epoch); with a
+        `key`, with all of these `attributes`, or with an `error`: its type, or a part of its message. Tasks are given
+        as in `App.invocations`.
 
         `before` is an id: the next page begins after it. A search reads at most 20,000 records.
         """

@@ -319,7 +319,7 @@ class _Slot:
             self._send_news(child, WaitNews(number))
 
     def _send_news(self, child: _Child, news: StreamNews | WaitNews) -> None:
-        """Tell the call that runs in a child. From any thread."""
+        """Send news to the call that runs in a child. From any thread."""
         with self._guard:
             if self._child is child:
                 child.send(news)

@@ -4,8 +4,8 @@ An append is one page, inserted at the tail + 1. The key (app, run, generation, 
 are dense, a page is there whole or not at all, and two writers collide on the first page that differs. Stores do not
 read events: a page carries them as bytes.
 
-`judge` decides what a collision means. The stored page may be the writer's own (the reply to an earlier try was lost),
-or that of a later owner (the writer is fenced), or a page that the writer did not know.
+`judge` decides what a collision means. The stored page may be the writer's own: the reply to an earlier try was lost.
+It may be that of a later owner: the writer is fenced. Or it is a page that the writer did not know.
 
 A stream of an invocation is a log too, under the name ``ID/STREAM``: no id has a slash. Where an invocation is removed,
 so are the logs whose names begin with its id and a slash. Several invocations may write to one stream, so a page names

@@ -488,8 +488,8 @@ class Hint(msgspec.Struct, frozen=True):
     """A message between processes that may be lost: an event that other processes may wait for."""
 
     kind: str  # READY, ENDED, ROSTER, CANCEL, PAUSES, SCHEDULES, INBOX, WAITS, ANSWERS or STREAM
-    # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed,
-    # schedules that changed, runs with a new inbox entry, answers to webhooks, streams with new chunks; empty: any.
+    # By kind: lanes with work, invocations that ended or are to end, runners that are gone. Also changed pauses and
+    # schedules, runs with a new inbox entry, answers to webhooks, streams with new chunks. Empty: any.
     subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
     # Of work: the oldest due time, and the priorities. None: unknown, look everywhere.

@@ -1,6 +1,6 @@
 """Hints: a worker waits for lanes that have work, a caller for the end of an invocation, a runner for changes.
 
-`Hub.send` tells the listeners in this process at once, and the other processes through a channel if there is one. A
+`Hub.send` notifies the listeners in this process at once, and the other processes through a channel if there is one. A
 hint may be lost, doubled or come too early, so every listener also looks by itself now and then (`Pace`). Where hints
 arrive reliably (a change stream is open), a look is only a safety net, and an idle fleet should cost the database next
 to nothing. Where none arrive from other processes, looking is all there is: often while something happens, and ever

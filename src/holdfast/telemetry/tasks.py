@@ -1,7 +1,7 @@
 """Which call a log record was made in.
 
-A call is entered into a context variable, so what runs inside of it (its coroutines, the tasks that they start, what
-they send to threads by `asyncio.to_thread`) is known by it.
+A call is entered into a context variable. So records of its coroutines, of the tasks that they start and of
+`asyncio.to_thread` carry it too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dispatch: call the triggers of a happening. Each makes an invocation, or puts the happening into a join.
 
-To fire is to insert an invocation whose id follows from the trigger and its sources, so dispatching twice does what
-dispatching once does. The caller empties the outbox afterwards; after a crash before that, the services dispatch again.
+To fire is to insert an invocation. Its id follows from the trigger and its sources, so dispatch is idempotent. The
+caller empties the outbox afterwards; after a crash before that, the services dispatch again.
 
 A call that cannot be made is stored as a failed invocation that says why: an argument that is missing in the event, or
 a chain of triggers that is too long.
@@ -118,7 +118,7 @@ class TriggerDispatcher:
     # --- one firing
 
     async def at_hand(self, firings: Iterable[Sequence[Happened]]) -> Payloads:
-        """Fetch what happenings that waited for each other have put aside. Raises `PayloadLost`."""
+        """Fetch the payloads of happenings that waited for each other. Raises `PayloadLost`."""
         wanted = [one for happened in firings for each in happened for one in references(each.picked)]
         return await self._engine.payloads.fetch(wanted) if wanted else {}
 
@@ -241,7 +241,7 @@ class TriggerDispatcher:
         return replace(join, firings=tuple(each for each in join.firings if one.source in [it.source for it in each]))
 
     async def _put_aside(self, one: Happened) -> Happened:
-        """Store what a happening gives to the call apart, if that is large."""
+        """Store the arguments of a happening apart, if they are large."""
         if len(one.picked) <= self._engine.limits.inline:
             return one
         try:

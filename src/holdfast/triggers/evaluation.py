@@ -1,9 +1,9 @@
-"""Triggers of an app: what its tasks declare as it is stored, and the tasks that decide where code is called for.
+"""Triggers of an app: the stored form of the declared triggers, and the hidden tasks that evaluate code.
 
-A trigger needs code if it has a predicate or a function for the arguments, or if the identity of its task's calls
-depends on their arguments (limits by argument, dedup keys, debouncing): then a runner that has the task makes the call.
-Each such trigger has a hidden task that evaluates it. Only runners with the same trigger know that task, so during a
-deploy each happening goes to a runner with the right code.
+A trigger needs code if it has a predicate or a function for the arguments. It also does if the identity of its task's
+calls depends on their arguments (limits by argument, dedup keys, debouncing). Then a runner that has the task makes the
+call. Each such trigger has a hidden task that evaluates it. Only runners with the same trigger know that task, so
+during a deploy each happening goes to a runner with the right code.
 """
 
 from __future__ import annotations

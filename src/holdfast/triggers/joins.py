@@ -57,7 +57,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def name_of(trigger: TriggerRecord, clause: int, facts: Facts) -> str | None:
-    """Return the name of the record that a happening belongs to; None if it lacks what they should have in common.
+    """Return the name of a happening's record; None if the happening lacks the correlation value.
 
     It follows from the conditions, too: under the trigger's name, other code may wait for something else.
     """

@@ -167,8 +167,8 @@ class Events:
         self, event: EventRecord, own: Sequence[TriggerRecord] = (), large: Sequence[Payload] = ()
     ) -> EventRecord:
         """Store the event and dispatch its triggers; if this fails after the store's write, the services dispatch them.
-        `own` are triggers of the emitting program that subscriptions may not have yet, `large` what its payload refers
-        to.
+        `own` are triggers of the emitting program that subscriptions may not have yet, `large` the large values of its
+        payload.
 
         Return the event; with a key that was used before, the event of that time.
         """
@@ -204,7 +204,7 @@ class Events:
         )
 
     async def keep(self, large: Sequence[Payload]) -> None:
-        """Store what the payload of an event refers to, before the event."""
+        """Store the large values of an event's payload, before the event."""
         if large:
             await self._payloads.keep(large)
             crashpoint("event.kept")
@@ -304,7 +304,7 @@ class Events:
 async def put_event(
     transaction: Transaction, event: EventRecord, new: Sequence[TriggerRecord], stored: Sequence[StoredPayload] = ()
 ) -> EventRecord:
-    """Put an event, what it refers to, and new triggers into a user's transaction. Suspends only if that is
+    """Put an event, its large values, and new triggers into a user's transaction. Suspends only if that is
     asynchronous.
 
     Return the event; with a key that was used before, the event of that time.

@@ -1,4 +1,4 @@
-"""What an action answers: with `preview`, what it would touch; else what it did. Pages show both in the same way."""
+"""The answer of an action: with `preview`, its targets; else its effect. Pages show both in the same way."""
 
 from __future__ import annotations
 

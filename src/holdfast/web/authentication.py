@@ -1,8 +1,8 @@
-"""Whom a request comes from: the host's user, a token, a proxy's user, a session, or a program of this machine.
+"""The sender of a request: the host's user, a token, a proxy's user, a session, or a program of this machine.
 
-The first that applies decides; see docs/decisions/0024-access.md. What a browser sends by itself, such as a cookie, a
-page of another site can make it send: then the request has to come from a page of ours, and a change needs the token
-that those pages have. A bearer token is sent by programs, and needs neither.
+The first that applies decides; see docs/decisions/0024-access.md. A page of another site can make a browser send a
+cookie. So a request with a cookie has to come from a page of this app, and a change needs the token in those pages. A
+bearer token is sent by programs, and needs neither.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.engine import Engine
 
 HostUser = Callable[[Request], "tuple[str, Role | str] | Awaitable[tuple[str, Role | str] | None] | None"]
-"""What a host that mounts the web app gives: it returns the name and the role of the user of a request, or None."""
+"""A function of the host that mounts the web app: it returns the name and the role of a request's user, or None."""
 
 CSRF_HEADER = "x-holdfast-csrf"
 READING = ("GET", "HEAD", "OPTIONS")
@@ -101,7 +101,7 @@ class Authentication:
         return is_of_own_page(headers, self._runtime.settings.allowed_hosts)
 
     async def tokens(self) -> AccessTokens:
-        """Return what is known of tokens, read within the last seconds."""
+        """Return the known tokens, read within the last seconds."""
         engine: Engine = await self._runtime.aready()
         tokens = engine.part(AccessTokens)
         if not tokens.is_fresh:
@@ -109,7 +109,7 @@ class Authentication:
         return tokens
 
     async def is_set_up(self) -> bool:
-        """Return whether there is a way to be known, so that nothing is open to all programs of this machine."""
+        """Return whether any authentication is configured, so that not every program of this machine has access."""
         if self._runtime.settings.api_token or self.proxy.is_set or self._user is not None:
             return True
         return (await self.tokens()).known.is_closed
@@ -147,7 +147,7 @@ class Authentication:
         return found
 
     def _count_wrong(self, request: Request) -> float:
-        """Count the token of a request that nothing else tells the sender of. Return after how many seconds its source
+        """Count the token of a request without another proof of its sender. Return the seconds after which its source
         may try again; 0 for now.
         """
         if not bearer_in(request.headers):
@@ -255,7 +255,9 @@ class Authentication:
         return found._replace(csrf=await self.csrf(subject) if is_page else "")
 
     async def csrf(self, subject: str) -> str:
-        """Return what the pages of a session send with a change; nothing, if this user of the store changes nothing."""
+        """Return the token that pages of a session send with a change; empty, if this user of the store may not
+        write.
+        """
         engine: Engine = await self._runtime.aready()
         tokens = await self.tokens()
         try:

@@ -1,9 +1,9 @@
-"""Actions on all invocations that a search means, or on those that are named: cancel, rerun, purge. For commands, the
-HTTP API and pages.
+"""Actions on all invocations of a search or of a list of ids: cancel, rerun, purge. For commands, the HTTP API and
+pages.
 
-A call acts on a bounded number and says where to go on. What is meant is what matched at one moment, `until`: that of
-the preview. So a repetition changes nothing twice, and nothing that came later: a rerun has an id that follows from
-`request` and what it repeats.
+A call acts on a bounded number and returns where to continue. Only invocations that matched at one moment, `until`, are
+changed: the moment of the preview. So a repetition changes nothing twice, and nothing that came later. The id of a
+rerun follows from `request` and the original.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_ONCE = 200
 
 
 class BulkWanted(NamedTuple):
-    """Which invocations are meant, and how: those of a search or of ids, as they were at `until`."""
+    """The selection of a bulk action: a search or ids, as of `until`."""
 
     query: Query
     until: float
@@ -40,7 +40,7 @@ class BulkWanted(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one call has done: the invocations, why others are left as they are, and where to go on."""
+    """The outcome of one call: the changed invocations, the reasons for the others, and where to continue."""
 
     done: Sequence[InvocationRecord]
     left: Mapping[str, str]
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 class Deed(NamedTuple):
-    """What is done to invocations, in words, and whether it is for ended ones."""
+    """An action on invocations, in words, and whether it is for ended invocations."""
 
     of_ended: bool
     would: str
@@ -63,7 +63,7 @@ DEEDS = {
 
 
 class BulkActions:
-    """Act on many. Each method runs on the engine's loop, and takes the name of a deed."""
+    """Performs bulk actions. Each method runs on the engine's loop, and takes the name of an action."""
 
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
@@ -75,7 +75,7 @@ class BulkActions:
         }
 
     async def preview(self, name: str, wanted: BulkWanted, first: int) -> tuple[Count, Sequence[InvocationRecord]]:
-        """Return how many are meant, and the first of them."""
+        """Return the number of selected invocations, and the first of them."""
         if wanted.ids:
             records, _ = await self._meant(name, wanted, None)
             return Count(len(records), False), records[:first]

@@ -1,8 +1,8 @@
 """The live feed: one reader of the store notifies any number of listeners of the topics that have changed.
 
 While there are listeners, a watcher asks once a second how the topics in use stand, and compares. Each change has a
-number, and the number is the id of an event: a client that comes back with it learns what has changed since. A client
-without a number, or with a number of another process, is notified of all its topics once.
+number, and the number is the id of an event: a client that reconnects with it gets the changes since. A client without
+a number, or with a number of another process, is notified of all its topics once.
 
 The feed keeps for each listener the names of topics that are not sent yet, so a slow listener costs nothing more;
 `EventStreamResponse` closes the connection of a client that takes nothing. A feed ends by itself after some minutes:
@@ -100,7 +100,7 @@ class LiveFeed:
 
     def asked(self, text: str, others: Collection[str] = ()) -> list[str]:
         """Return the topics of a request. Raises `Problem`: for a wrong one, and for more than this process serves.
-        `others` are those that its principal has in use.
+        `others` are the topics that its principal uses already.
         """
         topics = list(dict.fromkeys(text.replace(",", " ").split()))
         for topic in topics:
@@ -190,7 +190,7 @@ class LiveFeed:
             listener.notify(listener.topics if was_away else changed | seen)
 
     def _compared(self, found: Mapping[str, Any]) -> set[str]:
-        """Remember how topics stand. Return those that were remembered otherwise."""
+        """Remember the values of topics. Return the topics that have changed."""
         changed = set()
         for topic, value in found.items():
             before = self._states.pop(topic, None)

@@ -90,8 +90,8 @@ def time_of(place: str, text: str) -> dt.datetime:
 async def body_of(
     request: Request, limit: int, *, seconds: float = BODY_SECONDS, came: Callable[[int], object] = int
 ) -> bytes:
-    """Return the body. `came` is told the size of each part. Raises `Problem`: 413 if the body is longer than `limit`,
-    408 if it does not come in time; and `ClientDisconnect`.
+    """Return the body. `came` is called with the size of each part. Raises `Problem`: 413 if the body is longer than
+    `limit`, 408 if it does not come in time; and `ClientDisconnect`.
     """
     too_long = Problem(413, "TooLarge", f"a body may have up to {limit:,} bytes")
     length = request.headers.get("content-length", "0")

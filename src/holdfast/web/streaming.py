@@ -1,4 +1,5 @@
-"""Streams as server-sent events: each chunk is an event whose id is its index, so a reader that comes back goes on.
+"""Streams as server-sent events: the id of each event is the index of its chunk, so a reader that reconnects continues
+there.
 
 The data of an event is the value of a chunk, as JSON. Bytes are events `bytes`, in Base64. An item that is no chunk is
 an event of its kind (`restart`, `closed`). The last event is `end`; or `problem`, if the stream cannot be read on.
@@ -61,7 +62,7 @@ def stream_events(
     life_seconds: float | None = None,
     who: str = "",
 ) -> Response:
-    """Return the response for a reader; 204, which tells a browser not to come back, if there is nothing to read."""
+    """Return the response for a reader; 204, after which a browser does not reconnect, if there is nothing to read."""
     if reader is None:
         return Response(status_code=204)
     return EventStreamResponse(_events(reader, telemetry), streams, life_seconds=life_seconds, who=who)

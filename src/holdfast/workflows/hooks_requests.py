@@ -89,7 +89,7 @@ def response(status: int, body: object, headers: Mapping[str, str] | None) -> Re
 
 
 async def put_answer(runtime: AppRuntime, name: str, answer: Response) -> None:
-    """Store an answer, and tell the web process that waits for it. A request of a test has no name, and no waiter."""
+    """Store an answer, and notify the web process that waits for it. A request of a test has no name, and no waiter."""
     engine: Engine = await runtime.engine()
     if name:
         await engine.store.put_entry(answer_entry(engine.app, name, answer, engine.store.now()))

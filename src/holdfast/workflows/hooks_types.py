@@ -1,12 +1,12 @@
 """Types of payloads: a JSON schema that is stored with a hook, the check in the resumer, the object in the body. Pure.
 
 The resumer may be another program: it has the schema, and never the class. So a payload of a typed hook travels as
-plain JSON values, is checked against the schema before anything is written, and becomes an object of the type in the
-body. msgspec makes the schema (dataclasses, structs, builtins), pydantic that of its models. Rules of a class that no
-schema tells (validators, `__post_init__`) are applied in the body, where they raise.
+plain JSON values, and is checked against the schema before anything is written. In the body it becomes an object of the
+type. msgspec makes the schema (dataclasses, structs, builtins), pydantic that of its models. Rules of a class that no
+schema can express (validators, `__post_init__`) are applied in the body, where they raise.
 
-What passes the check and is refused in the body ends a run by the mistake of a sender. So formats are read here as they
-are there, and what msgspec leaves out of its schemas is added: formats, time zones, keys of dicts.
+A payload that passes the check but not the body would end the run by a sender's mistake. So formats are read here as in
+the body, and schemas of msgspec get the parts that it leaves out: formats, time zones, keys of dicts.
 
 A hook of type `Any` takes whatever the codec can store, exactly as it is.
 """
@@ -73,7 +73,7 @@ def _adapter(type: Any) -> Any:
 
 @functools.cache
 def _pydantic_schemas() -> Any:
-    """Return pydantic's generator of schemas, which here also tells which texts are decimals, keys or addresses."""
+    """Return pydantic's generator of schemas, which here also marks texts that are decimals, keys or addresses."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     class Schemas(base):  # type: ignore[misc]
@@ -148,7 +148,7 @@ _BOUNDS = {
 
 
 def _keys(info: Any) -> dict[str, Any] | None:
-    """Return the schema of the keys of a dict, which are texts in JSON; None: any text, or msgspec tells it."""
+    """Return the schema of the keys of a dict, which are texts in JSON; None: any text, or msgspec has it."""
     match info:
         case inspect.Metadata():
             return _keys(info.type)

@@ -1,4 +1,4 @@
-"""Delivery: a message is posted to the application, and its answer decides what becomes of the message.
+"""Delivery: a message is posted to the application, and the answer decides whether the message ends or is repeated.
 
 The task `deliver` runs on the engine's loop, since it only waits. A message goes to `world_service_url`; else to the
 address that came with it, and if nothing listens there, to the address that was registered last. `judge` is pure.
@@ -58,7 +58,7 @@ class MessageTaken(NamedTuple):
 
 
 class WantedAgain(NamedTuple):
-    """The application wants the same message again, in so many seconds."""
+    """The application asks for the same message again after this many seconds."""
 
     seconds: float
 
@@ -75,7 +75,7 @@ Judgement = MessageTaken | WantedAgain | MessageNotTaken
 
 
 def judge(reply: Reply) -> Judgement:
-    """Return what an answer means."""
+    """Return the verdict of an answer."""
     if OWN_HEADER in reply.headers:
         return MessageNotTaken(
             "the address leads to a server of Holdfast, and not to an application", reply.status, False
@@ -104,7 +104,7 @@ def _quoted(body: bytes) -> str:
 
 
 def wait_after(failures: int, random_unit: float) -> float:
-    """Return the seconds until the next delivery, after so many failed in a row: 1, 2, 4, … 60, with jitter."""
+    """Return the seconds until the next delivery, after this many failures in a row: 1, 2, 4, … 60, with jitter."""
     longest = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 10))
     return longest * (0.8 + 0.4 * random_unit)
 
@@ -158,7 +158,7 @@ class Addresses:
                 await self._store.remove_entry(old)
 
     async def last(self) -> HttpAddress | None:
-        """Return the address that was registered last, of those that are allowed."""
+        """Return the allowed address that was registered last."""
         for entry in await self._entries():
             try:
                 address = address_of(_url(entry))
@@ -232,7 +232,7 @@ class Deliverer:
                 self._fail(record, judgement, where, attempt)
 
     def _fail(self, record: InvocationRecord, failed: MessageNotTaken, where: str, attempt: int) -> None:
-        """Raise what puts the message off, or ends it."""
+        """Raise the exception that postpones the message, or ends it."""
         refusals = count_of(record.attributes, REFUSALS) + (not failed.counts)
         failures = attempt if failed.counts else attempt - 1
         noted = _plain(record.attributes) | {FAILURES: str(failures), REFUSALS: str(refusals)}

@@ -1,4 +1,4 @@
-"""The tokens of hooks, claimed before the log says so.
+"""The tokens of hooks, claimed before the event is in the log.
 
 A token is claimed by an entry of the kind that the app's own hooks have, so Python and TypeScript share one space of
 tokens. A second entry, named by the hook's id, leads from that id to its run. An entry is believed only as far as the
@@ -75,7 +75,7 @@ class WorldHooks:
         raise StoreError(f"the token of the hook {hook:.80} is claimed and freed again and again")
 
     async def owner(self, run: InvocationId, hook: str, token: str) -> str:
-        """Return the run whose open hook has a token, unless that is this one; empty if the token is free."""
+        """Return the other run with an open hook of this token; empty if the token is free."""
         there = await find(self._engine, name_of(token))
         if there is None or (there.hook.run, there.hook.call) == (run, hook):
             return ""

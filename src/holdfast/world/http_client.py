@@ -1,7 +1,7 @@
 """A small client for HTTP/1.1: it posts a body, and returns the answer. For deliveries, on the engine's loop.
 
-Each request has its own connection: a kept connection could be closed by the other side while a request is on its way,
-and no client could tell whether that was delivered. Whether a request reached an application decides what its failure
+Each request has its own connection: the other side may close a kept connection while a request is under way, and then
+it is unknown whether the request was delivered. Whether a request reached an application decides what its failure
 means. So `NoConnection` is raised as long as no connection was made, and `NoAnswer` after that.
 """
 

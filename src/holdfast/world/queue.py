@@ -47,7 +47,7 @@ _AT_ONCE = 500
 
 
 class Messages:
-    """A part of the engine of the app whose runs the messages are for: ``engine.part(Messages)``."""
+    """A part of the engine of the app with the runs: ``engine.part(Messages)``."""
 
     def __init__(self, engine: Engine) -> None:
         settings = dataclasses.replace(engine.settings, max_crash_recoveries=_CRASHES)
@@ -152,7 +152,7 @@ class Messages:
         return found[0] if found else None
 
     async def content(self, record: InvocationRecord) -> dict[str, Any]:
-        """Return what is delivered: `queue`, `body`, `headers`, `base_url`; nothing if it cannot be read any more."""
+        """Return the delivery: `queue`, `body`, `headers`, `base_url`; empty if it cannot be read any more."""
         try:
             payloads = await self.engine.payloads.fetch(references(record.arguments))
             _, call = self.engine.codec.decode_call(record.arguments, payloads)
@@ -182,7 +182,7 @@ class Messages:
 
 
 def run_of(message: Any) -> str:
-    """Return the run that a message is for; empty if it does not say."""
+    """Return the run of a message; empty if it has none."""
     if isinstance(message, dict):
         for name in ("runId", "workflowRunId"):
             if isinstance(found := message.get(name), str) and 0 < len(found) <= 200 and found.isprintable():
@@ -240,8 +240,8 @@ _STATUSES = {Status.SUCCESS: "done", Status.FAILED: "failed", Status.CANCELLED: 
 
 
 def attempt_of(record: InvocationRecord) -> int:
-    """Return the number of the delivery that is next, or under way: it counts those that reached the application and
-    failed, and crashes of a server, since the application last took the message.
+    """Return the number of the delivery that is next, or under way: deliveries that reached the application and failed
+    count, and so do crashes of a server, since the application last took the message.
     """
     return count_of(record.attributes, FAILURES) + crashes_in_a_row(record.history) + 1
 

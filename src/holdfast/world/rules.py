@@ -1,8 +1,8 @@
-"""What a World run is: a fold of its log, and which events may follow. Pure.
+"""The state of a World run, as a fold of its log, and the events that may follow. Pure.
 
 `events.create` judges an event on the fold of all pages so far, and appends it behind them. A writer that meets pages
 that it did not know folds them and judges again. So a guard holds whatever the number of servers, without a
-transaction. Runs, steps, hooks and waits are never stored: they are what the fold says.
+transaction. Runs, steps, hooks and waits are never stored: they are the result of the fold.
 """
 
 from __future__ import annotations
@@ -295,14 +295,16 @@ def new_run(id: str) -> WorldRun:
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The events that are to be appended, as one page; the last of them is the one that was asked for."""
+    """The events to append, as one page; the last is the requested event."""
 
     events: tuple[WorldEvent, ...]
     step_created: bool = False
 
 
 class Unchanged(msgspec.Struct, frozen=True):
-    """What was asked for is so already: no event is written. `position` is that of the event that says so; 0: none."""
+    """The requested state exists already: no event is written. `position` is that of the event that made it; 0:
+    none.
+    """
 
     position: int = 0
 
@@ -311,7 +313,7 @@ Judgement = Accepted | Unchanged | WorldError
 
 
 def judge(run: WorldRun, event: WorldEvent, *, now: float, token_owner: str = "") -> Judgement:
-    """Return what becomes of an event. `token_owner` is the other run that has the token of a new hook."""
+    """Return the verdict on an event. `token_owner` is the other run that has the token of a new hook."""
     if (refusal := _of_version(run, event)) is not None:
         return refusal
     if event.type in OF_RUNS:

@@ -75,7 +75,7 @@ _CREATES_RUN = frozenset({rules.RUN_CREATED, rules.RUN_STARTED})
 
 
 def translated(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Let a method raise `WorldError` where the store, or a stored record, is in the way."""
+    """Let a method raise `WorldError` for errors of the store and for damaged records."""
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -90,7 +90,7 @@ def translated(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 
 class WrittenEvent(msgspec.Struct, frozen=True):
-    """What became of an event: the last position of its page (0: none), and whether a step was created with it."""
+    """The outcome of an event: the last position of its page (0: none), and whether a step was created with it."""
 
     log: RunLog
     first: int = 0
@@ -150,14 +150,14 @@ class WorldStorage:
         return valid_run(run)
 
     async def _check_age(self, log: RunLog) -> None:
-        """Refuse to create a run whose id is not of about now. If it exists in the store, its guards refuse that."""
+        """Refuse to create a run whose id has a time far from now. For a run that exists, its guards refuse that."""
         if (refusal := why_not_of_now(log.run.id, log.id, self._engine.store.now())) is not None:
             await self._logs.refresh(log)
             if not log.run.exists:
                 raise refusal
 
     async def _write(self, log: RunLog, asked: Wanted, operation: str) -> WrittenEvent:
-        """Judge an event on the log and append it, until the log has it or refuses it as it is in the store now."""
+        """Judge an event on the log and append it. On a collision, read on and judge again."""
         event, is_fresh, is_kept, owner, claimed = asked.event, False, False, "", False
         while True:
             if (place := log.operations.get(operation)) is not None:
@@ -285,8 +285,8 @@ class WorldStorage:
         pagination: Fields | None = None,
         resolve_data: str = "all",
     ) -> Answer:
-        """Return a page of the events of a step, hook or wait. Without a run, all runs are searched, whose logs are all
-        read: that is for people.
+        """Return a page of the events of a step, hook or wait. Without a run, the logs of all runs are read: for
+        interactive use only.
         """
         call = text("correlationId", correlation_id, rules.MAX_ID)
         page, all_data = paging(pagination, ascending=True), with_data(resolve_data)
@@ -453,7 +453,7 @@ class WorldStorage:
         return await self._projection.sweep(limit)
 
     async def close(self) -> None:
-        """Forget what is kept warm."""
+        """Clear the cache of logs."""
         self._logs.clear()
 
     # ---

@@ -190,8 +190,8 @@ class WorldStreams:
         return pages[0].last - is_closed, is_closed
 
     async def _owner(self, run: object, name: str) -> InvocationId | None:
-        """Return the invocation of a stream that is to be read. Without a run, the name tells: clients before version 5
-        name a stream after its run, and of others the entry is searched. None: there is no such stream yet.
+        """Return the invocation of a stream that is to be read. Without a run, the name decides: clients before version
+        5 name a stream after its run, and of others the entry is searched. None: there is no such stream yet.
         """
         if run != UNKNOWN:
             return owner_of(run)

@@ -1,9 +1,9 @@
-"""Upkeep of a World: runs whose message is spent end as failed, and runs that nothing is on the way to get a message.
+"""Upkeep of a World: runs with a spent message end as failed, and runs without a message on its way get one.
 
-The write that ends a message as failed names its receiver, so that no crash can come between the two: the receiver
-writes `run_failed`, at once or by a sweep. Writing it twice is refused by the run's log. A run without a message, whose
-log went on since its last delivery, or whose wait is due, gets one: its sender died between the event and the message.
-The id of that message follows from the message before it, so two servers that look at once store the same one.
+The write that ends a message as failed names its receiver, so that no crash can come between the two. The receiver
+writes `run_failed`, at once or by a sweep. The run's log refuses to have it twice. A sender may have died between an
+event and its message: a run without a message gets one if its log has grown since its last delivery, or its wait is
+due. The id of that message follows from the message before it, so two servers that look at once store the same one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PAGE = 1000
 
 
 class MessageOutbox(Outbox):
-    """Writes the ends of messages. Failed ones are for their runs."""
+    """Writes the ends of messages. A failed message ends its run."""
 
     def __init__(self, messages: Messages) -> None:
         super().__init__(messages.engine.store)
@@ -129,7 +129,7 @@ def _addressed(record: InvocationRecord, change: Change) -> Change:
 
 
 async def run_at(engine: Engine, run_id: str) -> WorldRun | None:
-    """Return a run as its log has it; None if it is not there. Raises `WorldError` where that cannot be told."""
+    """Return a run as its log has it; None if there is none. Raises `WorldError` if the log cannot be read."""
     try:
         return await engine.part(WorldStorage).run(run_id)
     except WorldError as error:
@@ -182,7 +182,7 @@ class WorldUpkeep:
         return len(found) == _AT_ONCE
 
     async def look(self) -> int:
-        """Send a message for each open run that nothing is on the way to. Return how many."""
+        """Send a message for each open run without one. Return how many."""
         on_the_way = await self._runs_with_message()
         count, cursor, quiet = 0, None, dict[str, Quiet]()
         while True:
@@ -213,7 +213,7 @@ class WorldUpkeep:
         return found
 
     async def _send_again_if_possible(self, run_id: str, changed_at: float) -> Quiet | None:
-        """Do as `_send_again`. A run that cannot get a message is told of, and keeps none from the others."""
+        """Do as `_send_again`. A run that cannot get a message is logged, and the other runs get theirs."""
         try:
             return await self._send_again(run_id)
         except WorldError as error:
@@ -223,7 +223,7 @@ class WorldUpkeep:
             return Quiet(changed_at, self._store.now() + _PUT_OFF_SECONDS)
 
     async def _send_again(self, run_id: str) -> Quiet | None:
-        """Send a message for a run, if nothing else would make it go on; else return until when it needs none."""
+        """Send a message for a run that nothing else would continue; else return until when it needs none."""
         run, now = await run_at(self._messages.of_runs, run_id), self._store.now()
         if run is None:
             return Quiet(0.0, 0.0)

@@ -3,7 +3,7 @@
 SQLite's own backup, in one step: it reads the file as it was at one moment. In WAL mode no writer waits for it; only
 the log grows meanwhile. (In several steps it would start over with each write, and never end under load.)
 
-The copy is made beside its target, for this user alone, is read whole and checked, and only then gets its name, so
+The copy is made beside its target, for this user alone, and is read whole and checked. Only then it gets its name, so
 there is never half a backup under that name.
 """
 

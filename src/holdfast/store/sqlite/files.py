@@ -1,4 +1,4 @@
-"""The files that a process has open, and whether they still are those that the path names.
+"""The open files of a process, and whether the path still names them.
 
 A database in WAL mode is three files: `shop.db`, its log `shop.db-wal` and the log's index `shop.db-shm`. Each can be
 deleted or replaced while a process has it open. Its writes then succeed, and no other process ever sees them. Hence
@@ -10,8 +10,8 @@ Two parts keep the rule:
 `DatabaseFiles.verify` compares. It is asked inside each write transaction before the first statement, and once more
 after the commit. If the log is gone, `renew` closes every connection that this process's stores have to the database
 and lets them reconnect. A transaction in which nothing was written is then repeated; after a commit the caller gets
-`StoreUnavailable`, which says nothing about the write, and repeats it by its operation id. If the database itself is
-gone, or a backup was copied over it after the log was deleted, every call is refused until the store is closed.
+`StoreUnavailable`, by which the outcome is unknown, and repeats the write with its operation id. If the database itself
+is gone, or a backup was copied over it after the log was deleted, every call is refused until the store is closed.
 
 The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and
 knows that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it,
@@ -156,8 +156,8 @@ class DatabaseFiles:
         return writer_of(self._index)
 
     def other_indexes_written_here(self) -> list[str]:
-        """Return the names of indexes other than ours on which this process has the write lock, and that may be those
-        of an older file of ours. Other stores of this process are none, nor are databases that are no store.
+        """Return the names of other indexes on which this process has the write lock, and that may belong to an older
+        file of this store. Indexes of other stores of this process, and of databases that are no store, are left out.
         """
         named = _identity_or_none(self._index)
         with _registering:
@@ -187,7 +187,7 @@ class DatabaseFiles:
         return [pid for pid in pids if pid == os.getpid() or (by_children and _is_descendant(pid))]
 
     def connected(self) -> None:
-        """Remember the files behind a connection that was just opened and has read once; hold on to them."""
+        """Remember the files of a connection that was just opened and has read once, and hold them."""
         database, log, index = map(_identity_or_none, (self._named, self._log, self._index))
         open_here = set(_open_files().values())
         if database is None or (open_here and database not in open_here) or database != (self._database or database):
@@ -216,8 +216,8 @@ class DatabaseFiles:
     def verify(self, *, written: bool = False) -> None:
         """Raise `FilesChanged` unless the path names what was there when the connections were opened.
 
-        `written`: something may have been committed since it was asked last. Raises `StoreUnavailable` if the system
-        does not show that: the connections stay, and may be right again when it does.
+        `written`: something may have been committed since the last call. Raises `StoreUnavailable` if `stat` fails: the
+        connections stay, and may be valid when it works again.
         """
         if self._seen is None:
             return
@@ -410,9 +410,9 @@ def _wait_for(lock: threading.Lock, deadline: float | None, taken: ExitStack) ->
 
 
 def close(connection: sqlite3.Connection, log: Log, *, wait: bool = True) -> None:
-    """Close a connection, and write its log back, or leave the database alone, as the log is worth.
+    """Close a connection. Depending on the state of its log, write the log back or leave the database alone.
 
-    Without `wait`, as far as it goes while another transaction is open.
+    Without `wait`, write back as far as other open transactions allow.
     """
     if log is Log.NEWEST:
         with contextlib.suppress(sqlite3.Error):  # also while other processes have it open
@@ -468,7 +468,7 @@ def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
 
 
 def _release(database: Identity, *, unlock: bool) -> None:
-    """Give up the hold. Without `unlock` it ends with the descriptors, so SQLite cannot write the log back when it
+    """Release the hold. Without `unlock` it ends with the descriptors, so SQLite cannot write the log back when it
     closes them.
     """
     with _holding:
@@ -478,7 +478,7 @@ def _release(database: Identity, *, unlock: bool) -> None:
 
 
 def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
-    """Return whether it was done. Raises `BlockingIOError` or `PermissionError` if another lock conflicts."""
+    """Return whether the lock was taken. Raises `BlockingIOError` or `PermissionError` if another lock conflicts."""
     wish, done = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0), False
     for descriptor, identity in _open_files().items():
         if identity == file and descriptor not in _inherited:

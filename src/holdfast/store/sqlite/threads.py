@@ -1,9 +1,9 @@
 """The threads of a SQLite store: a writer and a reader. With them: turns between processes, and forks.
 
 Both threads take jobs (functions of a connection) and answer the loop or the thread that asked. The writer commits in
-groups: jobs that arrive while a commit is flushed share the next one, so the cost of a flush is divided by the load and
-no job waits for a group to fill. If a job of a group raises, or the commit fails, the group is rolled back and its jobs
-run one by one, each in its own transaction; so a job must have no effect outside its connection.
+groups: jobs that arrive while a commit is flushed share the next one. So the cost of a flush is shared, and no job
+waits for a group to fill. If a job of a group raises, or the commit fails, the group is rolled back and its jobs run
+one by one, each in its own transaction; so a job must have no effect outside its connection.
 
 Nothing is answered unless the path still names the files that the connection has open (see `files`). An idle writer
 checks that now and then.

@@ -1,8 +1,9 @@
-"""Search: invocations that a query means, counts and times of them, and what could be written next.
+"""Search: the invocations that match a query, their counts and times, and completions of a query.
 
 A status, task, queue, parent or attribute is found by an index of the store, and so is a time, since an id begins with
 it: an id derived from another, such as that of a later link of a chain, has the time of the first. Everything else is
-looked for in what those find, up to a number of records for each page; then the page says where to go on.
+compared in the records that these find, up to a number of records for each page. Then the page has the cursor for the
+next one.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def said_by(record: InvocationRecord) -> str:
 
 
 class Count(NamedTuple):
-    """How many invocations a search means; `more` if it has stopped counting."""
+    """The number of invocations that match a search; `more` if it has stopped counting."""
 
     number: int
     more: bool
@@ -81,14 +82,14 @@ class Count(NamedTuple):
 
 
 class Column(NamedTuple):
-    """How many calls there are in a part of the time, by what they are called in the legend."""
+    """The numbers of calls in a part of the time, by their names in the legend."""
 
     at: float
     counts: dict[str, int]
 
 
 class Times(NamedTuple):
-    """Calls over time: those that ended, from counters that are kept; or those of a page, if it is not `ended`."""
+    """Calls over time: ended calls, from stored counters; or the calls of a page, if it is not `ended`."""
 
     columns: Sequence[Column]
     until: float
@@ -96,7 +97,7 @@ class Times(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a search is answered: by what the store finds, and what is looked for in that."""
+    """The plan of a search: the filter of the store, and the conditions that are checked on its answers."""
 
     where: Filter
     keep: Keep | None = None
@@ -117,7 +118,7 @@ class Searching:
     # --- planning
 
     async def plan(self, query: Query, *, before: str | None = None, until: float | None = None) -> Plan:
-        """Return how the search is answered; with `until`, only for what was submitted before. Raises `UsageError`,
+        """Return the plan of a search; with `until`, only for invocations submitted before. Raises `UsageError`,
         `UnknownTask`, `InvocationNotFound`.
         """
         engine = await self._runtime.engine()
@@ -204,7 +205,9 @@ class Searching:
         most: int = MOST_LOOKED,
         until: float | None = None,
     ) -> FoundPage:
-        """Return a page of what the search, the filter `also` and `keep` mean. With `core`, of Holdfast's own tasks."""
+        """Return a page of invocations that match the search, the filter `also` and `keep`. With `core`, of Holdfast's
+        own tasks.
+        """
         engine = await self._runtime.engine()
         plan = _narrowed(await self.plan(query, before=before, until=until), also, keep)
         if core:
@@ -217,7 +220,7 @@ class Searching:
         return FoundPage(*found_page, limit)
 
     async def count(self, query: Query, *, until: float | None = None, keep: Keep | None = None) -> Count:
-        """Count what a search means, up to 10,000, in what a bounded number of reads finds."""
+        """Count the invocations that match a search, up to 10,000, with a bounded number of reads."""
         number, before = 0, None
         for _ in range(MOST_COUNTED // MOST_LOOKED):
             page = await self.page(query, MOST_LOOKED, before, until=until, keep=keep or (lambda record: True))
@@ -227,8 +230,8 @@ class Searching:
         return Count(number, before is not None)
 
     async def times(self, query: Query, page: FoundPage) -> Times:
-        """Return the calls over time: from kept counters if it is a search for tasks, queues and times alone; else
-        those of the page.
+        """Return the calls over time: from kept counters if it is a search for tasks, queues and times alone; else the
+        calls of the page.
         """
         engine = await self._runtime.engine()
         now = engine.store.now()
@@ -248,13 +251,13 @@ class Searching:
         return _times_of(page.records, now)
 
     async def complete(self, text: str, at: int) -> Document:
-        """Return what could be written at a place of a search, and what part of it that would replace."""
+        """Return completions at a place of a search, and the part of the text that they replace."""
         part = being_written(text, at)
         values = {"task": await self._task_names(), "queue": await self._queues()}
         return {"start": part.start, "end": part.end, "items": suggestions(part, values)}
 
     async def _task_names(self) -> list[str]:
-        """Return the names of tasks: those that are declared, else those of the last day."""
+        """Return the names of tasks: the declared ones, else those of calls of the last day."""
         names = [each.name for each in declared(self._runtime)]
         if not names:
             engine = await self._runtime.engine()
@@ -293,7 +296,7 @@ def _attribute(name: str) -> Callable[[InvocationRecord], str | None]:
 
 
 def _texts(query: Query) -> list[Keep]:
-    """Return what looks for errors and texts."""
+    """Return the condition for errors and texts."""
     found: list[Keep] = []
     for term in query:
         if term.field in ("error", TEXT):
@@ -327,8 +330,8 @@ def _within(first: float | None, last: float | None) -> list[Keep]:
 
 
 def _narrowed(plan: Plan, also: Filter | None, keep: Keep | None) -> Plan:
-    """Return the plan for what a filter and another condition allow as well. Where only one names something, the store
-    finds by that.
+    """Return the plan that also satisfies a filter and another condition. A field that only one of them has is left to
+    the store.
     """
     checks = [each for each in (plan.keep, keep) if each is not None]
     where = plan.where
