@@ -1,7 +1,6 @@
 """Handles to invocations, which `submit` returns.
 
-A handle is an id and a way to the store. It keeps no state of its own, so two handles of one invocation, in two
-processes, say the same.
+A handle is an id and a way to the store. It keeps no state, so two handles of one invocation, in two processes, agree.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _SECRET_NAMES = re.compile(
 _PARAMETER_NAME = re.compile(r"(?:^|(?<=[?&;#=\s]))[^=?&;#\s]+(?==)")
 # A value runs on to the next "&" or blank: a ";" or "#" that was not encoded must not let half of it through.
 _VALUE_END = re.compile(r"[&\s]|$")
-# Options of a URL that may be shown. Any other may be a secret: a driver's next version has options we never heard of.
+# Options of a URL that may be shown. Any other may be a secret: a driver's next version has new options.
 _HARMLESS = re.compile(
     r"appname|authmechanism|authsource|compressors|zlibcompressionlevel|directconnection|loadbalanced|replicaset"
     r"|(connect|socket|serverselection|waitqueue|w)?timeoutms|heartbeatfrequencyms|localthresholdms|maxidletimems"

@@ -3,9 +3,9 @@
 The store finds by outcome and time of the end; other filters are applied to those, page by page. A search stops after
 20,000 records and says where to go on, so its cost does not grow with the store.
 
-A rerun is a new invocation with the arguments, task and queue of an ended one. Its id follows from that one and from
-the *request*: repeating a request, after a crash say, stores nothing twice. Payloads of the arguments are shared, and
-kept before anything refers to them again.
+A rerun is a new invocation with the arguments, task and queue of an ended one. Its id follows from the original's id
+and from the *request*: repeating a request, after a crash say, stores nothing twice. Payloads of the arguments are
+shared, and kept before anything refers to them again.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Raised(NamedTuple):
     why: str
     payloads: tuple[Payload, ...] = ()
     kinds: tuple[str, ...] = ()  # the names of its class and of the bases of that, for retry policies
-    retry_after: float | None = None  # it asks for another attempt, so many seconds later
+    retry_after: float | None = None  # it asks for another attempt, after this many seconds
     fatal: bool = False  # it asks for none
     attributes: Mapping[str, str] | None = None  # that the invocation is to have from now on
     trace: str = ""  # the span of the attempt
@@ -139,8 +139,8 @@ class CallAgain(Exception):
 
 
 class CallFailed(Exception):
-    """Raised by a task of Holdfast itself that decides what follows: another attempt, so many seconds later, or none
-    (`seconds` None). `name` is that of the error, `attributes` are those of the invocation from now on.
+    """Raised by a task of Holdfast itself that decides what follows: another attempt after `seconds`, or none (None).
+    `name` is that of the error, `attributes` are those of the invocation from now on.
     """
 
     def __init__(self, name: str, why: str, seconds: float | None, attributes: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ main module even without tasks there, and another thread may take its exit statu
 and the sizes of the parts, as MessagePack), then the parts as they are. So large bytes are not copied. `Channel` is for
 threads. Its `send` blocks. Its `post` never does: a message that the other side does not take at once waits in a
 bounded queue, ahead of later messages. `AsyncChannel` is for event loops. A child that runs user code on its main
-thread is woken by a signal (`wake`) and reads what has arrived in the signal's handler.
+thread is interrupted by a signal (`wake`), and reads the messages in the signal's handler.
 
 **End.** A parent asks by a message, or by closing its side; a child that has not ended after a grace is killed, with
 its group. A child sees the end of its parent as the end of the stream. For code that never releases the interpreter
@@ -283,8 +283,8 @@ def exit_in_words(status: int) -> str:
 
 
 def end_with_parent(parent: int, connection: socket.socket | None = None, grace_seconds: float = 0.0) -> None:
-    """End this process and the programs in its group so many seconds after its parent (with this id) has ended, or has
-    closed its side of the connection.
+    """End this process and the programs in its group after a grace, once its parent (with this id) has ended or closed
+    its side of the connection.
     """
     is_helped = _ask_the_kernel(grace_seconds)
     if connection is not None or not is_helped:
@@ -292,7 +292,7 @@ def end_with_parent(parent: int, connection: socket.socket | None = None, grace_
         every = None if is_helped else LOOK_SECONDS * 1000
         threading.Thread(target=_watch, args=(parent, watched, grace_seconds, every), daemon=True).start()
     if os.getppid() != parent:
-        os._exit(1)  # it was gone before we could say so
+        os._exit(1)  # the parent ended before this call
 
 
 def _watch(parent: int, connection: socket.socket | None, grace_seconds: float, every: float | None) -> None:

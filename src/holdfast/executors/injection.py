@@ -125,7 +125,7 @@ def filled(
     """Return the arguments of a call of a function with this signature, from bound ones and from what is injected."""
     given = {**bound, **values}
     arguments = {name: given[name] for name in whole.parameters if name in given}
-    # Keywords from the first gap on: a parameter with a default may have been left out before one that is injected.
+    # Keywords from the first gap on: a parameter with a default may have been left out before an injected parameter.
     both = inspect.BoundArguments(whole, typing.cast(Any, arguments))
     return both.args, both.kwargs
 

@@ -99,7 +99,7 @@ class LoopThread:
         _broken.append(self.loop)
 
     def _end_the_rest(self) -> None:
-        """Run the loop for the last time. The stop that `end` has sent may only be heard now."""
+        """Run the loop for the last time. The stop that `end` has sent may be processed only now."""
         ending = self.loop.create_task(self._cancel_the_rest())
         while not ending.done():
             try:

@@ -5,10 +5,11 @@ proof, as long as that clock was not set. Anywhere else, and for a heartbeat tha
 nothing: the runner's clock may have been wrong by an hour, or ours is. Then the detector watches whether the stamp
 changes, by its own monotonic clock, which counts suspension; a living runner's stamp changes four times in that time.
 
-With one clock, a look returns the oldest heartbeat. No other runner can be dead before that one, so the next look is
-due when its time is up: a healthy fleet costs one query in most of the dead-after time. Watched stamps are looked at
-eight times in it. A detector whose own heartbeats were not answered throughout that time declares no runner dead: it
-was the store that was away. Settings may differ, in the middle of a deploy say: the longer promise counts.
+With one clock, a look returns the oldest heartbeat. No other runner can be dead before the stalest one, so the next
+look is due when that runner's time is up: a healthy fleet costs one query in most of the dead-after time. Watched
+stamps are looked at eight times in it. A detector whose own heartbeats were not answered throughout that time declares
+no runner dead: it was the store that was away. Settings may differ, in the middle of a deploy say: the longer promise
+counts.
 
 Declaring is one conditional write, and the detector that makes it sees to the dead runner's work, until that is under
 way. If the reply to the write is lost, the detector cannot know, and sees to the work if the runner is gone.

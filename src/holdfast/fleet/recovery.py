@@ -4,9 +4,9 @@ An owner is dead when its runner is no longer on the roster: a runner joins befo
 handed everything back, so an owner of work that is not there was declared dead. The owners are read first and the
 roster after them; the other way round, a runner that joined in between would look dead.
 
-Each invocation is taken by one conditional write of its own, fenced by its epoch. A crash in the middle leaves each
-either as it was or recovered, and two recoveries at once do no harm: one of them is refused. The time for which the
-store was away is no runner's silence: no time counts in which this process could not write itself.
+Each invocation is taken by its own conditional write, fenced by its epoch. A crash in the middle leaves each either as
+it was or recovered, and two recoveries at once do no harm: one of them is refused. The time for which the store was
+away is no runner's silence: no time counts in which this process could not write itself.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Begun(NamedTuple):
 
 
 def sort_by_begun(held: Iterable[InvocationRecord], begun: BegunTable) -> Begun:
-    """Sort what is started in the store by what has begun in the worker. The body of a run is always taken for begun:
-    its worker may have it in memory.
+    """Divide invocations that are RUNNING in the store by whether their code has begun in the worker. The body of a run
+    is always taken for begun: its worker may have it in memory.
     """
     marks, sorted_ = begun.marks(), Begun([], [], [])
     for record in held:

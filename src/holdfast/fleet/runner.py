@@ -1,12 +1,11 @@
 """Run a runner: an entry on the roster, workers that run tasks, and duties towards the fleet.
 
-It joins the roster before its workers claim anything, sends heartbeats, watches the other runners, takes its turn at
-the services and runs core tasks in this process; its workers run user code. When it stops, the workers hand back or
+It joins the roster before its workers claim anything, sends heartbeats and watches the other runners. It takes its turn
+at the services and runs core tasks in this process. Its workers run user code. When it stops, the workers hand back or
 finish their invocations before the runner leaves the roster, so nothing waits for a recovery after a clean stop.
 
-A runner that was declared dead while it could not be heard (it was frozen, or cut off) finds out with its next
-heartbeat. Other runners own its work by then: the workers end without a write, and the runner starts a new life under
-a new name.
+A runner that was declared dead while it was silent (frozen, or cut off) finds out with its next heartbeat. Other
+runners own its work by then: the workers end without a write, and the runner starts a new life under a new name.
 """
 
 from __future__ import annotations

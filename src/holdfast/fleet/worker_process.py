@@ -146,7 +146,7 @@ class WorkerProcess:
         self._was_killed = False
         self._fault = ""  # why its runner had to kill it
         self._was_asked = self._has_answered = False
-        self.silence = 0.0  # seconds for which it has not answered, as far as its runner was there to hear it
+        self.silence = 0.0  # seconds without an answer, without times at which its runner did not look
         self.unresponsive_since: float | None = None  # by the store's clock, once that is too long
         self.begun_ids: tuple[str, ...] | None = None  # by its table, while it does not answer
         self.overdue: dict[str, int] = {}  # ids and epochs of the calls for which it was killed

@@ -64,7 +64,7 @@ class Caller:
         return ()
 
     async def submit(self, calls: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
-        """Store calls. Return those that were there already, in their places."""
+        """Store calls. Return the records that were stored already, in their places."""
         if not calls:
             return ()
         there = await self._engine.submitter.submit(calls)
@@ -149,7 +149,7 @@ class Caller:
         error: ErrorRecord | None = None,
         cancellation: Cancellation | None = None,
     ) -> InvocationRecord:
-        """Return the record as one that was never run: as CANCELLED, if what it was to follow was, else as FAILED."""
+        """Return the record as if it had never run: as CANCELLED, if what it was to follow was, else as FAILED."""
         target = Status.FAILED if cancellation is None or error is not None else Status.CANCELLED
         said = f"{record.task} was not called: {why}"
         operation, at = self._engine.ids.operation(), record.created_at

@@ -85,11 +85,11 @@ class TaskCall(Composed, Generic[R]):
         return f"{self.task.name}.{'s' if self.takes else 'si'}({', '.join(given)})"
 
     def then(self, call: Any) -> Chain[Any]:
-        """Return a chain of this call and another one, which takes its result."""
+        """Return a chain of this call and another call, which takes its result."""
         return Chain((self,)).then(call)
 
     def on_error(self, call: Any) -> Chain[R]:
-        """Return this call with another one for the case that it does not succeed, which takes a dict about that."""
+        """Return this call with another call for its failure, which takes a dict about the failure."""
         return Chain[R]((self,)).on_error(call)
 
     def submit(self) -> Invocation[R]:
@@ -413,7 +413,7 @@ def common_given(given: Mapping[str, object] | None) -> Mapping[str, object]:
 
 
 def merged(common: Mapping[str, object] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a call with those that are common."""
+    """Return the keyword arguments of a call, completed by the common ones."""
     if not common:
         return dict(kwargs)
     if both := common.keys() & kwargs.keys():

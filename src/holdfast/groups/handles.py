@@ -437,5 +437,5 @@ async def _atried(work: Coroutine[Any, Any, object], return_exceptions: bool) ->
 
 
 def handle_of(runtime: AppRuntime, id: str, size: int, group: str) -> ExpectedInvocation[Any]:
-    """Return the handle of what follows a group, with so many links."""
+    """Return the handle of the last call of a chain behind a group, with this number of links."""
     return ChainInvocation(runtime, id, size, group=group) if size > 1 else ExpectedInvocation(runtime, id, group=group)

@@ -43,7 +43,7 @@ from holdfast.telemetry.events import PutOff
 
 PAGE = 500
 FIRST_PAGE = 16  # members of the first read of a check; each read after it is twice as large
-FLOOR_STEP = 2000  # members, after which other processes can read how far this one has looked
+FLOOR_STEP = 2000  # members, after which the progress of this look is stored for other processes
 IDLE_SECONDS = 15.0
 OPEN_SECONDS = 2.0
 ABANDONED_SECONDS = 600.0  # without a submit that says that all members are stored
@@ -200,7 +200,9 @@ class Groups:
             del self._floors[next(iter(self._floors))]
 
     async def _cancel_others(self, id: InvocationId, failed: Sequence[InvocationRecord]) -> None:
-        """Cancel the other members, if the group says so. The first failure does it, again if it has to."""
+        """Cancel the other members, if the group has `on_failure="cancel"`. The first failure does it, again if it has
+        to.
+        """
         record = await self.get(id)
         if record is None or not record.cancels or record.done_at is not None:
             return
@@ -252,7 +254,7 @@ class Groups:
         except Refused as refused:
             return self._refused(record, link, f"the list of what its group leaves {refused.why}"), ()
         except ValueEncrypted:
-            raise  # by a key that this process lacks: another one makes the call
+            raise  # by a key that this process lacks: another process submits the callback
         except (PayloadLost, NotDecodable) as error:
             return self._refused(record, link, f"a result of its group cannot be read: {error}"), ()
         return self._of_link(record, link, call.arguments, why), call.new

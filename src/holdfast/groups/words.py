@@ -90,13 +90,13 @@ class Composed:
 
 
 def of_method(name: str, word: str) -> str:
-    """Return what to say of a method that other libraries have; empty for one that they have not."""
+    """Return advice for a method of other libraries; empty for unknown methods."""
     ours = METHODS.get(word)
     return "" if ours is None else f"the task {name} has no method {word}(): write {ours.format(name=_short(name))}"
 
 
 def of_option(name: str, word: str, given: str) -> str:
-    """Return what to say of an option that other libraries have; empty for one that they have not."""
+    """Return advice for an option of other libraries; empty for unknown options."""
     ours = OPTIONS.get(word)
     if ours is None:
         return ""

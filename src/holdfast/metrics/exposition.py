@@ -1,4 +1,4 @@
-"""The text of `/metrics`: what a process has counted, and what the store says of the whole fleet at a scrape."""
+"""The text of `/metrics`: the counts of a process, and, at a scrape, the state of the whole fleet from the store."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Exposition:
 
 
 def _deeper(depth: QueueDepth, exact: QueueDepth) -> QueueDepth:
-    """Return a depth with the exact numbers in the place of those that are lower bounds."""
+    """Return a depth with exact numbers instead of lower bounds."""
     numbers = {state: getattr(depth, state) for state in _STATES}
     more = {state: max(n, getattr(exact, state)) for state, n in numbers.items() if n > MOST_COUNTED}
     return replace(depth, **more)

@@ -11,7 +11,7 @@ import msgspec
 
 OTHER = "other"
 MOST_NAMES = 100  # of tasks, and of queues, that have their own label
-SHARE = 20  # a question to the store is not repeated before so many times its duration have passed
+SHARE = 20  # a query to the store is not repeated before this multiple of its duration has passed
 FRESH_SECONDS = 5.0  # nor before that
 
 

@@ -89,7 +89,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting: Waiting | UnsetType | None = UNSET  # with PAUSED and RESUMED
     notes: Notes | UnsetType | None = UNSET
     has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
-    inbox_seen: int | None = None  # applies only if so many entries were added to the inbox (`RunState.pushed`)
+    inbox_seen: int | None = None  # applies only if this number of entries was added to the inbox (`RunState.pushed`)
     slot: str | None = None  # that the invocation takes; only a claim gives one
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 

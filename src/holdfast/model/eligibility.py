@@ -100,7 +100,9 @@ RUNNER: tuple[LaneCondition, ...] = (
     LaneCondition(Reason.QUEUE_NOT_SERVED, lambda lane, offer: not _serves(lane.queue, offer.serves.queues)),
     LaneCondition(Reason.TAGS_MISSING, lambda lane, offer: not lane.tags <= offer.serves.tags),
 )
-"""In the order in which they are said: of several runners, the one that fails last comes closest."""
+"""In the order in which they are said: of several runners, the runner that fails at the last condition comes
+closest.
+"""
 
 
 def _serves(queue: str, queues: frozenset[str] | None) -> bool:

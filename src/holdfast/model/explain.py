@@ -227,7 +227,7 @@ def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
 
 
 def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
-    tags = f" --tags {','.join(record.tags)}" if record.tags else ""  # else the one that is started would not take it
+    tags = f" --tags {','.join(record.tags)}" if record.tags else ""  # without them, a new runner would not take it
     return (
         f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' ({_named(around)}). "
         f"Start one: holdfast run --queues {record.queue}{tags}"

@@ -21,7 +21,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 
 MAX_BLOCKED = 500  # moved out of the way by one claim; then it answers, and the next claim follows at once
-MAX_PASSED = 50  # limited ones that a claim passes over, if it takes none
+MAX_PASSED = 50  # limited invocations that a claim passes over, if it takes none
 _MAX_NAMED = 3
 
 

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.model.decoding import PAUSE, Moment
 from holdfast.model.records import Entry, RunnerRecord, entry_reader
 
-MAX_OPERATIONS = 16  # of the last ones that are remembered of a queue
+MAX_OPERATIONS = 16  # the last pauses that are kept for a queue
 RATE_SECONDS = 300.0  # over which rates are measured
 _SHORTEST_SECONDS = 10.0  # of a worker's life, below which no rate is shown
 
@@ -35,7 +35,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     paused_at: Moment | None = None
     by: str = ""
     reason: str = ""
-    operations: tuple[str, ...] = ()  # the latest; while the queue is paused, the last one is the one that did it
+    operations: tuple[str, ...] = ()  # the latest; while the queue is paused, the last one is the present pause
 
 
 def _check(state: QueueState) -> None:

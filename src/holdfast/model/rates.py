@@ -4,8 +4,8 @@ Each key has a bucket, an entry of the store. It holds `burst` starts and gets o
 start with each call, and a call that finds none waits until one is there. The calls of the next second, at least one
 call, wait in the queue, each due when its start comes; the others wait outside it. See decision 0016.
 
-The code at hand, or a change made at run time, says how large the rate is. A bucket counts the starts that were used,
-so under another rate these come back at the pace of that one.
+The code at hand, or a change made at run time, says how large the rate is. A bucket counts used starts, so under a
+changed rate they are refilled at the new pace.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class RateBuckets:
         return min([self._now[key].next_at() for key in self.short], default=None)
 
     def changed(self) -> list[tuple[Entry, Entry | None]]:
-        """Return the entries to write, each with the one that it follows."""
+        """Return the entries to write, each with the version that it replaces."""
         found = []
         for key, bucket in self._now.items():
             if bucket != self._before[key]:

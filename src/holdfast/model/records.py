@@ -95,7 +95,7 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_most_once: bool = False
     limit_key: str | None = None
     dedup_key: str | None = msgspec.field(default=None, name="twin")
-    expires_seconds: Seconds | None = None  # in its terms there is no moment, since each invocation has another one
+    expires_seconds: Seconds | None = None  # terms have no moment, since it differs for each invocation
     terms: Terms = PLAIN
     is_run: bool = False  # of a workflow
     event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
@@ -561,8 +561,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
     only to the version that was read. `due_at` is the time of the next look at it; None: never. `subject` is what it
-    belongs to, the run of a hook say, by which entries of its kind are found. `payloads` are the digests of those that
-    its body refers to: they stay as long as the entry does.
+    belongs to, the run of a hook say, by which entries of its kind are found. `payloads` are the digests of the
+    payloads that its body refers to: they stay as long as the entry does.
     """
 
     app: str
@@ -610,7 +610,7 @@ def read_body(entry: Entry) -> None:
 
 
 def call_like(record: InvocationRecord, expires_seconds: float | None) -> StoredCall:
-    """Return the call that makes invocations like this one."""
+    """Return the stored call of an invocation, from which another is made."""
     shared = {name: getattr(record, name) for name in _SHARED}
     return StoredCall(**shared, expires_seconds=expires_seconds, is_run=record.run is not None)
 

@@ -5,7 +5,8 @@ shown to people and read by another process. One pure function, `decide`, turns 
 into `Retry` or `GiveUp`, each with a sentence that says why. Time and chance are arguments.
 
 Words, used the same everywhere: `attempts` in a policy counts the attempts AFTER the first, so ``Fixed(5, 1.0)`` runs a
-task at most six times; `attempt` in `decide` counts the attempts made, so it is 1 when the first one just failed.
+task at most six times. `attempt` in `decide` counts the attempts made, so it is 1 when the first attempt has just
+failed.
 
 Exceptions are named, never held: ``module:qualname``, as `exception_name` writes it. A policy is judged where the
 exception's class may not even be importable. Classes given to a policy become names when it is made.
@@ -66,8 +67,8 @@ class Exponential(_Stored, frozen=True, tag="exponential"):
     """Up to `attempts` more attempts; the wait grows by `factor` from `first_seconds` and stays at `cap_seconds`.
 
     With `jitter`, the wait is drawn evenly from the upper half, [0.5, 1.0] × wait. Tasks that failed together, because
-    a service they share was down, then do not come back together; and unlike with full jitter, [0, 1] × wait, none of
-    them comes back at once and spends its attempts while the service is still down.
+    a service they share was down, are then not retried together. Unlike with full jitter, [0, 1] × wait, no task is
+    retried at once and spends its attempts while the service is still down.
     """
 
     attempts: int
@@ -100,8 +101,8 @@ class Exponential(_Stored, frozen=True, tag="exponential"):
 class Timetable(_Stored, frozen=True, tag="timetable"):
     """Waits by age, counted since the first attempt was due: ``Timetable({"5m": "1m", "1h": "5m", "24h": "1h"})``.
 
-    While it is at most five minutes old, again after a minute; then, up to an hour, after five; then, up to a day,
-    after an hour; older than that, give up. The number of attempts does not matter. Kept as (age, wait) in seconds,
+    While the task is at most five minutes old, retry after a minute. Up to an hour, retry after five minutes. Up to a
+    day, retry after an hour. Then give up. The number of attempts does not matter. Kept as (age, wait) in seconds,
     ascending.
     """
 
@@ -112,7 +113,7 @@ class Timetable(_Stored, frozen=True, tag="timetable"):
         def __init__(self, rows: _Rows) -> None: ...
 
     def __post_init__(self) -> None:
-        given: Any = self.rows  # what the caller wrote, before it becomes what the annotation says
+        given: Any = self.rows  # the caller's value, before it is converted to the annotated type
         pairs = given.items() if isinstance(given, Mapping) else given
         try:
             rows = sorted((parse_duration(age), parse_duration(wait)) for age, wait in pairs)
@@ -267,9 +268,9 @@ def decide(
 ) -> RetryDecision:
     """Decide whether a failed attempt is followed by another, and when.
 
-    `attempt` counts the attempts made, the failed one included; `age_seconds` is the time since the first one was
-    due (below zero, after a clock was set back, counts as zero); `error_types` is what `exception_names` returns for
-    the exception's class; `random_unit` is a random number from 0 to 1.
+    `attempt` counts the attempts made, including the failed one. `age_seconds` is the time since the first attempt was
+    due; a negative age, after a clock was set back, counts as zero. `error_types` is the result of `exception_names`
+    for the exception's class. `random_unit` is a random number from 0 to 1.
     """
     if attempt < 1 or not 0 <= random_unit <= 1:
         raise UsageError(f"attempt={attempt} must be at least 1, and random_unit={random_unit} between 0 and 1.")

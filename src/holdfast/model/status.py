@@ -1,7 +1,7 @@
 """The state machine of an invocation: one table, and the table is the law.
 
 `TABLE` below declares which status may follow which, and which actor may make the change. The guards in SQL and MongoDB
-filters, the diagram, the colours of the monitor and the tests are derived from it; nothing else in the code base lists
+filters, the diagram, the colours of the monitor and the tests are derived from it. Nothing else in the code base lists
 statuses by hand.
 
 A different rule gets a different status, never a flag: a boolean beside a status would have to be asked for at every

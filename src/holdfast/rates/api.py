@@ -89,8 +89,8 @@ class LimitAccess:
 
     @blocking
     async def list(self, engine: Engine, *, most: int | None = None) -> Sequence[LimitInForce]:
-        """Return the limits and rates that tasks of this app declare, and those that are changed. Order: by name. With
-        `most`, so many keys are counted of each kind, and the cost does not grow with what waits.
+        """Return the limits and rates of this app, declared or changed at run time. Order: by name. With `most`, at
+        most this many keys are counted of each kind, and the cost does not grow with the waiting calls.
         """
         changes = await changes_of(engine.store, engine.app)
         tasks = self._by_name()

@@ -476,7 +476,7 @@ class AppRuntime:
         self.tracer: Tracer | None = None  # likewise, of tracing
         self.listeners: Any = None  # `holdfast.around.listeners.Listeners`; the app sets it
         self.runners: set[EndableRunner] = set()  # that run
-        self.make_handle: Callable[[], EngineHandle] | None = None  # what a test has put in the place of the usual
+        self.make_handle: Callable[[], EngineHandle] | None = None  # a test's replacement
         self.looks: RunLooks | None = None  # into runs of workflows; the app sets it
         self.forks: RunForks | None = None
         self.streams: StreamReads | None = None

@@ -434,9 +434,9 @@ class Reserve:
         return room if room > slots and room * 2 >= capacity else 0  # less would not be worth the round trips
 
     def begins_at_once(self, count: int, now: float, bounded: int = 0) -> bool:
-        """Return whether so many calls are short enough to be marked as RUNNING before their slot is free.
+        """Return whether `count` calls are short enough to be marked as RUNNING before their slot is free.
 
-        The last of them waits for less than a tenth of a second, and its start needs no write of its own.
+        The last of them waits for less than a tenth of a second, and its start needs no further write.
         """
         slowest, slots = self._slowest(now), self._slots - bounded
         return slowest is not None and slots > 0 and (len(self._waiting) + count) * slowest / slots < AT_ONCE_SECONDS

@@ -94,7 +94,7 @@ def converted(text: str, hint: Any) -> Any:
         is_json = isinstance(as_json, msgspec.ValidationError) or not isinstance(
             as_json, msgspec.DecodeError | UnicodeError
         )
-        if is_json:  # it was the value that was wrong, so that is the complaint to hear
+        if is_json:  # the value was wrong, so the error is about the value
             raise as_json from None
         raise
 

@@ -14,7 +14,7 @@ calls of a worker share its process, so a crash is charged to each of them, and 
 strikes its cause alone: a poison pill ends after its own crashes, and its neighbours succeed. One crash alone makes no
 suspects: most come from the system or a person, and dozens of new processes at once would delay all work. Work that ran
 in two workers that had to be killed, since they did not answer while another call was past its time, is suspected
-likewise: it may hold the interpreter. A worker isolates only so many; the others wait in the queue.
+likewise: it may hold the interpreter. A worker isolates only a few at a time; the others wait in the queue.
 
 Some tasks cannot run in another process: those declared at a prompt, and those without a name to find them by. They
 stay where they always run. So do tasks of a program that cannot be imported: an attempt to isolate them shows that.

@@ -1,8 +1,8 @@
 """Limits: a freed slot of a limit releases the invocation that has waited for it longest.
 
-The write that ends an invocation frees its slot; after it, and only after it, the first waiter of that key goes back to
-the queue, and a hint wakes the workers of its lane. One waiter for each slot: the others stay where they are, so ten
-thousand waiters cost no more than one. A waiter that comes back and finds the slot taken waits again, at its old place.
+The write that ends an invocation frees its slot. Only after it, the first waiter of that key goes back to the queue,
+and a hint goes to the workers of its lane. One waiter for each slot: the others stay where they are, so ten thousand
+waiters cost no more than one. A waiter that comes back and finds the slot taken waits again, at its old place.
 
 A crash between the two writes leaves a free slot and a waiter. `sweep` finds them: it is the rescuer of every
 invocation that waits for a slot.

@@ -138,7 +138,7 @@ class NoteWriter:
         return mine is not None and mine.epoch == record.epoch
 
     def line_of(self, invocation: str, attempt: int, line: LogLine) -> None:
-        """Keep a line of a call, if its task says so. From any thread."""
+        """Keep a log line of a call, if its task has `log_lines`. From any thread."""
         record = self._record_of(invocation)
         if record is None or record.attempt != attempt or record.run is not None:
             return

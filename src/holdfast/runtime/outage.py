@@ -97,7 +97,7 @@ async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
         left = [task for task in tasks if not task.done()]
         if not left:
             return
-        for task in left:  # in their order: a set of tasks has another one in each run
+        for task in left:  # in their order: the order of a set differs in each run
             task.cancel()
         await asyncio.wait(left, timeout=_AGAIN_SECONDS)
     left = [task for task in tasks if not task.done()]

@@ -1,8 +1,8 @@
 """Payloads: large values are stored beside the records, before a record refers to them.
 
-To keep payloads is to mark them as wanted, and to put those that the store does not have; then the record that refers
-to them is written. A crash in between leaves payloads without a reference, which are collected after a day. A payload
-that is being collected at that moment is either spared or put again (see `Store.collect_payloads`).
+To keep payloads is to mark them as wanted, and to put the missing ones. Then the record that refers to them is written.
+A crash in between leaves payloads without a reference, which are collected after a day. A payload that is being
+collected at that moment is either spared or put again (see `Store.collect_payloads`).
 
 Above `chunk_threshold` the bytes are cut into pieces of a fixed size, each compressed by itself: the content of a piece
 depends on nothing but the payload, so two writers may mix, and neither side ever holds a second copy of the whole. A
@@ -40,8 +40,8 @@ _QUICK_BYTES = 256 * 2**10  # what is smaller is hashed on the spot
 
 
 class PayloadCache:
-    """Payloads that this process has read, up to so many bytes; the least recently used ones go first. A payload is
-    named by its content, so what is here is never out of date. Used on one event loop.
+    """Payloads that this process has read, up to a number of bytes; the least recently used are dropped first. A
+    payload is named by its content, so what is here is never out of date. Used on one event loop.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -142,7 +142,7 @@ class PayloadStore:
         return found
 
     async def _fetch_once(self, digest: str, size: int) -> bytes:
-        """Return a payload, which is read by one of those that ask for it at the same time."""
+        """Return a payload. Concurrent callers share one read."""
         if (data := self._cache.get(self._app, digest)) is not None and len(data) == size:
             return data
         async with self._cache.turn(self._app, digest):
@@ -186,7 +186,7 @@ class PayloadStore:
         return whole.getvalue()
 
     async def collect(self, limit: int = 200) -> Collected:
-        """Remove payloads that were not wanted for a day and to which nothing refers; look at so many."""
+        """Remove payloads that were not wanted for a day and to which nothing refers; look at a bounded number."""
         return await self._store.collect_payloads(self._app, self._store.now() - UNWANTED_SECONDS, limit)
 
 
@@ -225,7 +225,7 @@ def _packed(part: memoryview) -> Piece:
 
 
 def _unpacked(piece: Piece, expected: int) -> bytes:
-    """Return the bytes of a piece, which may be no more than so many: a decompression bomb is not unpacked."""
+    """Return the bytes of a piece, up to a limit: a decompression bomb is not unpacked."""
     if not piece.packed:
         data = piece.data
     else:

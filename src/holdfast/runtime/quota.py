@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FRESH_SECONDS = 2.0  # a number is used so long
 AGAIN_SECONDS = 0.1  # after a look that found no room, there is no other before that
-_SHARE = 20  # nor before so many times the duration of the last one
+_SHARE = 20  # nor before this multiple of the duration of the last count
 
 
 class Quota:
@@ -33,7 +33,7 @@ class Quota:
         self._lock = asyncio.Lock()
 
     def has_room(self, count: int) -> bool:
-        """Take so much of the room that is known. False: there is not enough, or the number is too old."""
+        """Take room from the known free room. False: there is not enough, or the number is too old."""
         if not self.most:
             return True
         if self._clock.monotonic() >= self.fresh_until or self._waiting + self._added + count > self.most:

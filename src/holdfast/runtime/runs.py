@@ -143,7 +143,7 @@ class RunLooks(Protocol):
 
 
 class RunForks(Protocol):
-    """What makes a new run of a part of another one's log."""
+    """The port that forks a run: a new run from a part of another run's log."""
 
     def changed(self, engine: Engine, arguments: object, results: Mapping[str, object]) -> Any:
         """Encode what a fork changes, on the caller's thread. Raises `UsageError`, `NotEncodable`."""
@@ -214,7 +214,7 @@ def kind_of(record: InvocationRecord) -> str:
 
 # --- on a time line
 
-_FIRST, _LAST = 10, 30  # calls that are drawn of a long log; those that are open always are
+_FIRST, _LAST = 10, 30  # calls that are drawn of a long log; open calls always are
 
 
 class Span(NamedTuple):
@@ -251,7 +251,7 @@ def label(call: StepRecord, queue: str) -> str:
 
 
 def chosen(calls: Sequence[StepRecord]) -> list[StepRecord]:
-    """Return the calls that are drawn: of many, the first, the last, and those that are open."""
+    """Return the calls that are drawn: of many, the first, the last, and the open ones."""
     if len(calls) <= _FIRST + _LAST:
         return list(calls)
     return [*calls[:_FIRST], *[call for call in calls[_FIRST:-_LAST] if call.is_open][:_LAST], *calls[-_LAST:]]

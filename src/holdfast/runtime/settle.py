@@ -254,7 +254,7 @@ class Settler:
                 await self._write(group)
                 self._counts.subtract([record.id for record, _ in group])
                 self._counts = +self._counts
-            except Exception as error:  # a defect of ours; those that wait behind this group must not pay for it
+            except Exception as error:  # a defect of Holdfast must not stop the changes that wait behind this group
                 self._telemetry.emit(e.DutyFailed("engine", f"announce the ends of {len(group)} invocations", error))
 
     async def _write(self, group: list[Settled]) -> None:
@@ -430,7 +430,7 @@ class Expiry:
         changes = [
             (record, change)
             for record in late
-            if record.owner is None  # an owner sees to it itself
+            if record.owner is None  # its owner ends it
             and (change := expired(record, error=expiry(record, now), operation=self._engine.ids.operation(), at=now))
         ]
         verdicts = await self._engine.outbox.apply(changes) if changes else []

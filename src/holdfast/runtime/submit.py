@@ -51,8 +51,8 @@ class Submitter:
     def submit_here(self, records: Sequence[InvocationRecord], call_soon: Callable[[Callable[[], None]], None]) -> bool:
         """Store new invocations on the caller's own thread: a detour over the engine's loop takes two more hand-overs.
 
-        `call_soon` has the engine's loop call a function. Return True if all are stored; False if `submit` has to see
-        to it, which recognises what is stored already.
+        `call_soon` has the engine's loop call a function. Return True if all are stored; else the caller has to call
+        `submit`, which recognises records that are stored already.
         """
         if self._blocking is None:
             return False

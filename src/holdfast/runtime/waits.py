@@ -120,7 +120,7 @@ class WorkerWaits:
         self.writing = self._writer.busy  # the calls whose waits are written now
         self.calls: dict[str, _Waiting] = {}  # by id
         self._paused: Counter[ExecutorKind] = Counter()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in their order: a set has another one in each run
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in their order: the order of a set differs in each run
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, once that runs
         self.is_off = False  # nothing is paused: for users' tests, where calls run one inside of the other
 
@@ -488,8 +488,8 @@ class WorkerWaits:
 
 
 def place_for(child: InvocationRecord, parent: InvocationRecord) -> float:
-    """Return the due time that gives a child the place of its parent in the queue. All that still waits in a queue from
-    which the parent was taken fell due later; in another one, or at a higher priority, older work may wait.
+    """Return the due time that gives a child the place of its parent in the queue. In the queue from which the parent
+    was taken, all waiting work fell due later. In another queue, or at a higher priority, older work may wait.
     """
     is_same_line = child.queue == parent.queue and child.priority >= parent.priority
     return parent.due_at - (_BEFORE if is_same_line else _FAR)

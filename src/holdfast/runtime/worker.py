@@ -508,7 +508,7 @@ class Worker:
             if self._lanes.paused:  # perhaps since the claim was sent
                 self.hand_back(self._reserve.of_queues(self._lanes.paused), _PAUSED)
         except StoreError as error:
-            # A stop; the next claim finds what this one got.
+            # A stop; the next claim finds the work that this claim got.
             self._telemetry.emit(e.DutyFailed("worker", "claim ahead", error))
         finally:
             self._prefetching = None

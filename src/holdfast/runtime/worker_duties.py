@@ -1,6 +1,6 @@
 """What a worker does beside its loop: it audits what it owns, and wakes parked work.
 
-`Audit` compares what the store says that the worker owns with what it knows of. A claim that was still executing when
+`Audit` compares the worker's invocations in the store with those in its memory. A claim that was still executing when
 its repetition had read, or an end that was given up, leaves work behind in the name of a living owner. Work that is
 unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives parked work
 another try when the code has changed.

@@ -48,9 +48,9 @@ class Schedules:
     ) -> Coroutine[Any, Any, ScheduleRecord]:
         """Call a task again and again: ``app.schedules.create("nightly", clean, [30], cron="0 3 * * *")``.
 
-        It is due by `cron` (five fields, or six with seconds first; on the clock of `timezone`), `every` so long, or
-        once `at` a moment; or by a `timing` that you have made. Creating it fires nothing: its first tick is later
-        than now. Creating it again, with the same words, does nothing.
+        It is due by `cron` (five fields, or six with seconds first; on the clock of `timezone`), `every` interval, once
+        `at` a moment, or by your own `timing`. Creating it fires nothing: its first tick is later than now. Creating it
+        again, with the same words, does nothing.
 
         `overlap`: what a tick does while the invocation of the previous tick has not ended. "allow": it is submitted
         all the same, and the task's own `limit` decides; "skip": nothing; "queue": it waits; "cancel": it replaces the

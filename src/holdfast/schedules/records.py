@@ -56,7 +56,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     overlap: Overlap = Overlap.ALLOW
     catch_up: CatchUp = CatchUp.LAST
-    catch_up_most: Count = 100  # with ALL: of so many ticks, the last ones
+    catch_up_most: Count = 100  # with ALL: the last ticks that are kept
     jitter_seconds: Seconds = 0.0
     starts_at: Moment | None = None
     ends_at: Moment | None = None

@@ -50,7 +50,7 @@ def moved(record: ScheduleRecord, now: float, **fields: Any) -> ScheduleRecord:
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The ticks to fire, in order, and how many of those up to now are not fired (at least so many, if `more`)."""
+    """The ticks to fire, in order, and the number of skipped ticks up to now (a lower bound, if `more`)."""
 
     ticks: tuple[float, ...]
     missed: int
@@ -73,7 +73,7 @@ def due(record: ScheduleRecord, now: float) -> Due:
 
 
 def _last_ticks(timing: Timing, rules: Rules, through: float, now: float, max_ticks: int) -> tuple[list[float], bool]:
-    """Return the last ticks of (through, now], at most so many, and whether there are more before them."""
+    """Return the last ticks of (through, now], up to a number, and whether there are more before them."""
     until = now if rules.ends_at is None else min(now, rules.ends_at)
     bound = begins_after(rules, through)
     window = _FIRST_WINDOW_SECONDS

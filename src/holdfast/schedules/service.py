@@ -7,11 +7,11 @@ does nothing.
 The scheduler runs on the runner that performs the services. To fire a tick is to insert its invocation, with an id made
 of the schedule's uid and the tick. Then the schedule is moved on, by a compare-and-set. A crash between the two leaves
 ticks that will be decided again, and inserting them again does nothing; two runners that decide at once insert the
-same. So no tick fires twice, and none is passed over unless the schedule says so. A repetition must find the
+same. So no tick fires twice, and no tick is skipped unless the schedule allows it. A repetition must find the
 invocation: it is kept for an hour at least, and a decision is thrown away when it is half a minute old.
 
-An idle look costs nothing while the next tick is known to be later; a hint announces a changed schedule, and the
-scheduler looks every second anyway, or every five where hints are reliable.
+An idle look costs nothing while the next tick is known to be later. A hint announces a changed schedule. The scheduler
+also looks every second, or every five where hints are reliable.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class ScheduleRegistry:
         decide: Callable[[ScheduleRecord, float], dict[str, Any]],
         payloads: Sequence[Payload] = (),
     ) -> ScheduleRecord:
-        """Write the fields that `decide` returns, if they differ. Return the schedule. `payloads` are those that its
-        call refers to then.
+        """Write the fields that `decide` returns, if they differ. Return the schedule. `payloads` are the payloads of
+        its new call.
         """
         await self.keep(payloads)
         for _ in range(_TRIES):

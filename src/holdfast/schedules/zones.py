@@ -13,7 +13,7 @@ It is treated by its kind, in the spirit of Vixie's cron:
   so that ``*/10 * * * *`` goes on every ten real minutes.
 
 Only the hour field decides. Vixie's cron also takes ``*/15 2 * * *`` for an interval, and then ``*/15 2 * mar sunL`` is
-never due in Rome; here no expression can be lost to the clock for ever.
+never due in Rome; here a change of the clock never suppresses an expression for ever.
 
 Instants are whole seconds since the epoch; a wall time is a naive datetime. In no zone of the database do two changes
 of the offset lie within two days.

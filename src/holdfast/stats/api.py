@@ -274,7 +274,7 @@ def _ceil(at: float) -> int:
 
 
 async def _files(engine: Engine, wanted: StatsQuery) -> list[_Read]:
-    """Return the files of that time, without those that a coarser one names."""
+    """Return the files of that time, without files that a coarser file replaces."""
     found: list[_Read] = []
     finer: dict[str, _Read] = {}
     for level in LEVELS:

@@ -1,7 +1,7 @@
 """Counters: what a process has written is counted in memory, and stored every 10 s, in its own file per minute.
 
 The path of an invocation only appends to a list. Here the list is counted, a few dozen writes at a time. A file has one
-writer, so no write waits for another one's. It holds all counts of its minute: a repetition, after an answer that was
+writer, so no write waits for another process. It holds all counts of its minute: a repetition, after an answer that was
 lost, stores the same again.
 """
 

@@ -87,7 +87,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
         return self.total / count if count else None
 
     def percentile(self, percent: float) -> float | None:
-        """Return the duration that so many percent of the calls did not exceed; None without any call."""
+        """Return a percentile of the durations; None without any call."""
         if not 0 <= percent <= 100:
             raise ValueError(f"{percent!r} is no percentage: from 0 to 100")
         wanted, seen = max(1, math.ceil(self.count * percent / 100)), 0

@@ -71,7 +71,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None  # only what this invocation has submitted
     before_id: str | None = None  # for the next page: only ids smaller than this one
     id_ends: str | None = None  # only ids that end so, for people: alone, it reads the keys of all invocations
-    rerun_of: str | None = None  # only what repeats this one
+    rerun_of: str | None = None  # only reruns of this invocation
     limit_key: str | None = None
     since: float | None = None  # only what was last changed then or later
     until: float | None = None  # only what was last changed before
@@ -313,15 +313,15 @@ class Store(Protocol):
         self, app: str, most: int | None = None, among: Iterable[Status] = tuple(Status)
     ) -> Mapping[Status, int]:
         """Count invocations by status; statuses without any, and others than those `among` these, are absent. Its cost
-        grows with these invocations; with `most`, it may count so many of each status. A number below `most` is exact
-        then, any other is a lower bound.
+        grows with these invocations; with `most`, it may stop at this number for each status. A number below `most` is
+        exact then, any other is a lower bound.
         """
         ...
 
     async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:
         """Return the depth of each queue that is not empty, at that time. Its cost grows with the waiting invocations;
-        with `most`, with the lanes only: it may count so many of each lane and priority, earliest due first, and so
-        many that run or are blocked. A sum below `most` is exact then, any other is a lower bound. Order: by name.
+        with `most`, with the lanes only: it may stop at this number for each lane and priority, earliest due first, and
+        for running and blocked ones. A sum below `most` is exact then, any other is a lower bound. Order: by name.
         """
         ...
 
@@ -466,8 +466,8 @@ class Store(Protocol):
         ...
 
     async def quarantined(self, app: str, id: str | None = None, *, latest: int | None = None) -> Sequence[Quarantined]:
-        """Return the quarantined records, or only those with this id. Order: oldest first; with `latest`, so many of
-        them, latest first.
+        """Return the quarantined records, or only those with this id. Order: oldest first; with `latest`, at most this
+        many, latest first.
         """
         ...
 

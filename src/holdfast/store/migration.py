@@ -69,7 +69,7 @@ def _moment(value: object) -> float:
 
 
 def kept_until(status: str, key: str | None, terms: Any, changed_at: float) -> float:
-    """Return until when an invocation is kept that ended under a version that did not say so."""
+    """Return until when an invocation is kept that ended under a version without that field."""
     try:
         agreed = PLAIN if terms is None else msgspec.convert(terms, Terms)
         return retain_until(agreed, key, Status(status), changed_at)

@@ -4,10 +4,10 @@ A lone candidate is taken by one findOneAndUpdate. Many are read, then taken by 
 versions are the same; only if another claimer was faster is read back which of them were taken. Order is exact while
 claimers do not collide; when they do, each takes from its own share: see `Contention`.
 
-Where tasks have limits, those that need a slot get their own update, since an update of many would stop at the first
-slot that another claimer took. The unique index decides, and a duplicate means: look again, take another. Candidates
-without a slot are moved out of the queue in the same command. Then their keys are looked at once more: a slot may have
-been given back before they waited.
+Invocations that need a slot get their own update, since an update of many would stop at the first slot that another
+claimer took. The unique index decides, and a duplicate means: look again, take another. Candidates without a slot are
+moved out of the queue in the same command. Then their keys are looked at once more: a slot may have been given back
+before they waited.
 
 Where tasks have rates, the starts are taken from the buckets before the calls are claimed. Calls of buckets that
 another claimer was faster to write are looked at again in the next round.
@@ -230,9 +230,7 @@ class Claims:
     async def _allot(
         self, claim: Claim, candidates: Sequence[InvocationRecord], wanted: int
     ) -> tuple[Allotment, RateBuckets]:
-        """Decide what becomes of candidates, by the held slots and the buckets of all keys that may come into play
-        before so many without a limit are found.
-        """
+        """Decide about candidates, by the held slots and the buckets of all keys that the claim may reach."""
         keys, rate_keys, left = dict[str, None](), dict[str, None](), wanted
         for candidate in candidates:
             limited, rated = limit_of(candidate, claim.limits), rate_for(candidate, claim.rates)
@@ -309,8 +307,8 @@ class Claims:
     # --- one by one
 
     async def _take_carefully(self, claim: Claim, got: Claimed) -> Claimed:
-        """Take candidates one by one. A document that the server refuses for its own reason stays, and the ones behind
-        it are taken; if there is nothing else, the reason is raised.
+        """Take candidates one by one. A document that the server refuses for a reason of that document stays, and the
+        documents behind it are taken. If there are no others, the error is raised.
         """
         refusal, seen, wanted = None, set[str](), claim.limit - len(got.records)
         if wanted <= 0:

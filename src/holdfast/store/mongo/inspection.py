@@ -1,6 +1,6 @@
 """What `holdfast store check` looks at in a MongoDB database. It changes nothing.
 
-A thing that the user may not read gets a line that says so. Only the version must be readable: else an error is raised.
+Things that the user may not read are listed as unchecked. Only the version must be readable: else an error is raised.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Invocations:
         except BulkWriteError as error:
             if is_transient(error):
                 raise
-            if len(updates) < len(items):  # a document that is refused stops those that were to change with it
+            if len(updates) < len(items):  # a refused document stops the documents in the same update
                 return await self.apply(items, together=False)
             failure, matched = error, error.details.get("nMatched", 0)
         if matched == len(items) and failure is None:
@@ -320,8 +320,8 @@ def _over_since(document: Document) -> tuple[float, str]:
 
 
 async def _remove_logs(collections: Collections, runs: Sequence[Document]) -> None:
-    """Remove the logs of those that have some. A crash after that leaves invocations that have ended, and are removed
-    later.
+    """Remove the logs of invocations that have logs. A crash after that leaves invocations that have ended, and are
+    removed later.
     """
     for run in runs:
         if "run" in run or "has_streams" in run:

@@ -61,7 +61,7 @@ class LaneScanner:
         self._task: asyncio.Task[None] | None = None
 
     def note_changes(self, changes: Iterable[Change | MoveUp]) -> None:
-        """Note written invocations: those that became available, or were moved up, may lie behind a mark."""
+        """Note changes: invocations that became available, or were moved up, may lie behind a mark."""
         for change in changes:
             if isinstance(change, MoveUp):
                 self.marks.lower_all(change.app, change.due_at)

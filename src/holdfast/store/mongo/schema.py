@@ -1,8 +1,8 @@
 """Collections, indexes and their version.
 
 Every index names the queries that it serves; a test explains each query and fails on a scan of a collection or a sort
-in memory. Indexes are created on first use and by `holdfast store prepare`, which also repairs missing ones and adjusts
-times to live; a process without that right goes on with the existing ones.
+in memory. Indexes are created on first use and by `holdfast store prepare`, which also adds missing ones and adjusts
+times to live. A process without that right uses the existing indexes.
 """
 
 from __future__ import annotations

@@ -628,7 +628,7 @@ class MongoStore:
         found = await self._do("heartbeat", self._beat, key_of(app, runner_id), facts)
         try:
             return None if found is None else runner_of(found)
-        except CorruptRecord as error:  # the runner enrols again, like one that was declared dead
+        except CorruptRecord as error:  # the runner enrols again, like a runner that was declared dead
             await self._set_aside(schema.RUNNERS, found, error)
             return None
 

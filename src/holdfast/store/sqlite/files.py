@@ -13,11 +13,11 @@ and lets them reconnect. A transaction in which nothing was written is then repe
 `StoreUnavailable`, by which the outcome is unknown, and repeats the write with its operation id. If the database itself
 is gone, or a backup was copied over it after the log was deleted, every call is refused until the store is closed.
 
-The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and
-knows that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it,
-also that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs
-to the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties
-when it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
+The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and detects
+that by POSIX locks. But a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it, also
+that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs to
+the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties when
+it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
 
 Nothing here opens a descriptor: to close it again would lose those very locks. `fstat` on the descriptors that are
 open anyway shows which files SQLite has.
@@ -85,7 +85,7 @@ class ConnectionOwner(Protocol):
 
 
 class DatabaseFiles:
-    """Compare the files of one store with those that its connections have open."""
+    """Compare the files at a store's path with the open files of its connections."""
 
     def __init__(self, path: Path, named: Path, patience_seconds: float, observe: Observe = ignore) -> None:
         self.path = path

@@ -45,7 +45,7 @@ def inspect(
     library = _finding("SQLite", True, f"library {sqlite3.sqlite_version}")
     around = [library, _file_mode(path), *_names(path), _durability(synchronous)]
     if not version.ok or not pages.ok:
-        # The tables are others than those that are known here, or not there; or to read them would end in an error.
+        # Tables are unknown or missing, or cannot be read.
         return [version, *around, pages]
     records = [_records(connection, observe)] if deep else []
     return [version, *_indexes(connection), *around, _quarantine(connection), pages, *records]

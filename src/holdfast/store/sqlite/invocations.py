@@ -201,7 +201,7 @@ def _candidates(connection: StoreConnection, claim: Claim, heads: list[tuple[int
 
 
 def _named(connection: StoreConnection, claim: Claim) -> list[Row]:
-    """Return the due invocations among those that the claim names, in queue order."""
+    """Return the due invocations among the claim's `ids`, in queue order."""
     query, lanes = queries.CANDIDATES_BY_ID.format(places=", ".join("?" * len(claim.ids))), frozenset(claim.lanes)
     found = connection.execute(query, (claim.app, *claim.ids)).fetchall()
     due = [row for row in found if row[queries.LANE] in lanes and row[queries.DUE] <= claim.at]

@@ -2,8 +2,8 @@
 transaction.
 
 The primary key is the order of the log, so a log is read from one place of the file. References to payloads lie beside
-those of the invocation, under the name of the log, and go with it; where a part of a log is removed, they are counted
-again.
+those of the invocation, under the name of the log, and are removed with it. Where a part of a log is removed, they are
+counted again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The path of a store: file mode, links that lead to it, file system, and the folder of its locks and sockets.
 
-A user who can write to one of these can run code here, or take work away: calls are stored there with their arguments,
-and runners execute what they find. So a store that other users of the host can write to or replace is refused.
+A user with the right to write to one of these can run code here, or take work away: calls are stored there with their
+arguments, and runners execute what they find. So a store that other users of the host can write to or replace is
+refused.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ def is_current(connection: sqlite3.Connection) -> bool:
 
 def still_there(connection: sqlite3.Connection) -> bool:
     """Return whether the tables of a store that was opened before are there. Raises `SchemaMismatch` where a newer
-    version has migrated them since, and this one may not use them.
+    version has migrated them since, and this version may not use them.
     """
     found = stored_version(connection)
     if found is not None:
