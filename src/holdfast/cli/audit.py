@@ -24,7 +24,7 @@ def audit(
     limit: Annotated[int, Option(min=1, max=10_000, help="Show at most this many records.")] = 50,
     before: Before = None,
 ) -> None:
-    """List audit records, newest first: actor, action, target, time, reason.
+    """List who did what and why, newest first.
 
     It has the actions of commands, pages and the HTTP API.
     "begun" is an action without an outcome: its process ended in between, and it may have been done.
