@@ -304,7 +304,7 @@ def test_a_defect_and_an_outage_say_nothing_of_their_errors(
 ) -> None:
     for error, status, says in (
         (ZeroDivisionError("a secret detail"), 500, "Its log says why"),
-        (StoreUnavailable("a secret host"), 503, "its store is not"),
+        (StoreUnavailable("a secret host"), 503, "cannot reach its store"),
     ):
 
         async def broken(*_: object, error: Exception = error) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.app import App
-from holdfast.errors import AppNotFound, CorruptRecord, StoreReadOnly, UsageError
+from holdfast.errors import AppNotFound, CorruptRecord, UsageError
 from holdfast.masking import mask_url
-from holdfast.model.records import Entry, InvocationRecord, Quarantined, RunnerRecord
+from holdfast.model.records import Entry, InvocationRecord, RunnerRecord
 from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Backup, Filter, Finding, Store
 from holdfast.telemetry.logs import RETRIES, logging_telemetry
@@ -44,13 +44,6 @@ def with_engine(app: App, work: Callable[[Engine], Awaitable[T]]) -> T:
 def find(app: App, name: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
     """Return invocations of the app of that name in the app's store, newest first."""
     return with_store(app, lambda store: store.find(name, where, limit))
-
-
-def set_aside_in(app: App) -> Sequence[Quarantined]:
-    """Return the quarantined records; none if this user may not read them."""
-    with contextlib.suppress(StoreReadOnly):
-        return with_store(app, lambda store: store.quarantined(app.name))
-    return ()
 
 
 def time_of(app: App) -> float:

@@ -24,7 +24,6 @@ DATA = DataCodec()
 MOST_LINKS = 100
 MOST_MEMBERS = MOST_NUMBERED - 1
 LONGEST_MESSAGE = 2000
-REFUSAL = "CallNotMade"
 
 
 def group_id(fresh: str, now: float) -> InvocationId:

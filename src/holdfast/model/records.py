@@ -632,9 +632,7 @@ def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) 
 _SHARED = ("task", "arguments", "queue", "tags", "priority", "at_most_once", "limit_key", "dedup_key", "terms")
 
 
-def registered(
-    record: InvocationRecord, *, operation: str, at: float, actor: str | None = None, why: str = ""
-) -> InvocationRecord:
+def registered(record: InvocationRecord, *, operation: str, at: float, why: str = "") -> InvocationRecord:
     """Return the record as it enters the store: REGISTERED, with the first line of its history."""
     history = first_history(operation, at, why)
     return msgspec.structs.replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -34,13 +34,6 @@ def linked(trace: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return the trace of a rerun: one of its own, with a link to the submit of the original."""
     found = None if trace is None else trace.get(PARENT) or trace.get(LINK)
     return None if found is None else {LINK: found}
-
-
-class EnteredSpan(Protocol):
-    """What user code runs inside of."""
-
-    def attach(self) -> object: ...
-    def detach(self, token: Any) -> None: ...
 
 
 class Tracer:

@@ -139,7 +139,7 @@ class WorldLooking:
         is_served = bool(living(roster, now, engine.settings.dead_after_seconds))
         said = [_delivery(each, now) for each in sorted(found, key=lambda each: each.due_at)[:3]]
         is_on_its_way = bool(said)
-        said += [text for call in await self.calls(engine, record) if (text := _waits(call, now))]
+        said += [text for call in await self.calls(engine, record) if (text := _waits(call))]
         if not is_on_its_way:
             said.append("no message is on its way to it: a server sends one within a minute, if the run can go on")
         if not is_served:
@@ -188,7 +188,7 @@ def _delivery(message: Message, now: float) -> str:
     return f"it waits for a delivery{to}, {attempt}, {due}{answer}{refused}"
 
 
-def _waits(call: StepRecord, now: float) -> str:
+def _waits(call: StepRecord) -> str:
     if not call.is_open:
         return ""
     if call.kind == WAIT:

@@ -84,7 +84,7 @@ class Projection:
             run=RunState(),
             attributes={key: str(value) for key, value in (event.facts.get("attributes") or {}).items()},
         )
-        record = registered(record, operation=operation, at=event.at, actor=ACTOR)
+        record = registered(record, operation=operation, at=event.at)
         (is_new,) = await self._store.insert([record])
         crashpoint("world.inserted")
         if is_new:

@@ -190,10 +190,6 @@ class WorldRun(msgspec.Struct):
     def open_waits(self) -> list[WorldWait]:
         return [wait for wait in self.waits.values() if wait.completed_at is None]
 
-    @property
-    def open_steps(self) -> list[WorldStep]:
-        return [step for step in self.steps.values() if step.completed_at is None]
-
 
 def fold(run: WorldRun, log: Iterable[PlacedEvent]) -> WorldRun:
     """Add these events to a run, and return it."""

@@ -71,7 +71,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PRELOAD_EVENTS, MAX_PRELOAD_BYTES = 10_000, 4 * 2**20
-_CREATES_RUN = frozenset({rules.RUN_CREATED, rules.RUN_STARTED})
 
 
 def translated(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:

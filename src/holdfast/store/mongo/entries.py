@@ -41,7 +41,7 @@ def document_of(entry: Entry) -> Document:
     return {"_id": _key(entry), "app": entry.app, "kind": entry.kind, "name": entry.name} | _facts(entry)
 
 
-def conflict_of(entry: Entry, found: Document | None, now: float) -> Entry | None:
+def conflict_of(found: Document | None, now: float) -> Entry | None:
     """Return the entry that has the name of a new one, unless its time to be kept is over."""
     there = None if found is None else entry_of(found)
     return there if there is None or there.keep_until is None or there.keep_until > now else None

@@ -141,7 +141,7 @@ class MongoTransaction:
                 document = document_of(entry)
                 found = yield stored.find_one({"_id": document["_id"]}, session=session)
                 try:
-                    holder = conflict_of(entry, found, self._now())
+                    holder = conflict_of(found, self._now())
                 except CorruptRecord as error:
                     yield from self._quarantine(schema.ENTRIES, found, error)
                     found = holder = None

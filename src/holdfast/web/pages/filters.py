@@ -123,10 +123,10 @@ def fields_of_schema(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
         field = {"name": "payload", "label": "Payload", "kind": kind, "value": "null" if kind == "json" else ""}
         return [field | {"option": "", "as_json": True}]
     required = shape.get("required", ())
-    return [_field(name, _present(member, schema), name in required) for name, member in members.items()]
+    return [_field(name, _present(member), name in required) for name, member in members.items()]
 
 
-def _present(member: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
+def _present(member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of a member that may be null as that of the value that it has else."""
     arms = [each for each in member.get("anyOf", ()) if each.get("type") != "null"]
     if len(arms) != 1 or "$ref" in arms[0]:

@@ -90,9 +90,6 @@ class LoadReading:
         """Return the load, for commands."""
         return self._runtime.run(self._load(self._queues.list(most=MOST_COUNTED + 1)))
 
-    async def aload(self) -> Load:
-        return await self._runtime.arun(self._load(await self._queues.alist(most=MOST_COUNTED + 1)))
-
     async def _load(self, queues: Sequence[Queue]) -> Load:
         engine = await self._runtime.engine()
         store, now = engine.store, engine.store.now()

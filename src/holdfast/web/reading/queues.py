@@ -8,7 +8,7 @@ from typing import NamedTuple
 from holdfast.model.limits import task_of
 from holdfast.model.names import unversioned
 from holdfast.model.queues import QueuePause
-from holdfast.model.rates import LimitChange, is_rate_key, name_of_rate, shown_key
+from holdfast.model.rates import LimitChange, is_rate_key, shown_key
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.rates.api import Allowance, LimitAccess, LimitInForce, ranges_of
@@ -127,11 +127,6 @@ class QueueReading:
             label = label_of(self._runtime, holders[0], key) if holders else ""
             found.append(LimitKey(key, waiting[key], holders, label))
         return found
-
-
-def limit_of_key(key: str) -> str:
-    """Return the name under which the limit or rate of a key is listed."""
-    return name_of_rate(key) if is_rate_key(key) else task_of(key)
 
 
 def pause_document(pause: QueuePause | None) -> Document | None:

@@ -54,10 +54,6 @@ class PastTick(NamedTuple):
     record: InvocationRecord | None
 
 
-def _became(record: InvocationRecord | None) -> Document:
-    return {"id": None, "status": None} if record is None else fields(record, "id", "status")
-
-
 class WholeSchedule(NamedTuple):
     """Everything about one schedule. `past` are its last ticks, oldest first; `aside` is an earlier schedule of its
     name that could not be read.

@@ -140,7 +140,6 @@ class ParameterOfTask(NamedTuple):
     annotation: str
     required: bool
     default: Any
-    by_position: bool
 
 
 def parameters_of(definition: TaskDefinition) -> Sequence[ParameterOfTask]:
@@ -154,8 +153,7 @@ def parameters_of(definition: TaskDefinition) -> Sequence[ParameterOfTask]:
         kind = {"int": "number", "float": "number", "bool": "checkbox", "str": "text"}.get(annotation, "json")
         default = plain(each.default) if has_default else None
         kind = kind if not has_default or kind != "text" or isinstance(default, str) else "json"
-        only = each.kind is each.POSITIONAL_ONLY
-        found.append(ParameterOfTask(each.name, kind, annotation, not has_default, default, only))
+        found.append(ParameterOfTask(each.name, kind, annotation, not has_default, default))
     return found
 
 
