@@ -204,7 +204,7 @@ def fork(
         bool, Option("--new-key", help="Give its steps new idempotency keys, so that effects are repeated.")
     ] = False,
 ) -> None:
-    """Start a new run that continues from the point before a step of this run. Prints its id.
+    """Start a new run from the point before a step of this run. Prints its id.
 
     What was recorded before that step is copied, and does not run again. What was open there is left out. Steps keep
     the idempotency keys of the first run, unless --new-key.
