@@ -2,8 +2,8 @@
 
 The record of the call is built first, as `submit` builds it: what cannot be stored is refused before its code runs, and
 all attempts have one id. Success stores nothing, and so does a failure that is final, which the caller gets. If the
-task's retries want another attempt, the invocation is stored with one write, in RETRY, by the edges that a worker would
-have walked, with what the attempt has noted. A crash before that write loses the call, which no caller was promised.
+task's retries want another attempt, one write stores the invocation in RETRY, by the edges that a worker would have
+walked. The notes of the attempt are part of it. A crash before that write loses the call, which no caller was promised.
 """
 
 from __future__ import annotations
