@@ -60,7 +60,7 @@ Exit codes:
   1    it failed, or could not be done
   2    the command was given in a wrong way; nothing was stored
   3    timed out: no result within --timeout; the work goes on
-  4    there is no such invocation, step, hook, stream, event, runner or schedule
+  4    no such invocation, step, hook, stream, event, runner or schedule
   130  interrupted"""
 _THE_APP = """\b
 The app of a command is the first of these that there is:
