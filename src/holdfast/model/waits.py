@@ -33,8 +33,8 @@ def resumed(record: InvocationRecord, *, operation: str, at: float) -> Change:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invocation needs to go on: the end of each invocation that its code waits for (`awaited`), or of one of the
-    holders of a limit's slots, or of the children of a run (`holders`).
+    """The condition for an invocation to continue: the end of each invocation that its code waits for (`awaited`), or
+    of one of the `holders`: of a limit's slots, or the children of a run.
     """
 
     task: str
