@@ -244,7 +244,7 @@ class _Slot:
         if call.begin_within is None or self._child is not None or self._calls_per_process is not None:
             return True
         since = time.monotonic()
-        with contextlib.suppress(Exception):  # `run` meets it again, and tells
+        with contextlib.suppress(Exception):  # `run` meets it again, and reports it
             address, with_hooks = self._found_by(call)
             question = Question(call.key, address, call.limits, [], with_hooks, only_finds=True)
             self._asked(question, [b""]).receive_answer(lambda said, parts: None)

@@ -1,7 +1,7 @@
 """Waits of an invocation for others, and circles of waits, which can never end.
 
 An invocation whose code waits needs each invocation that it waits for. An invocation that waits for a slot of a limit
-needs one of the holders of that limit to end, and a run of a workflow one of those that it waits for. All other
+needs one of the holders of that limit to end. A run of a workflow needs one of its awaited invocations. All other
 invocations can go on by themselves. After these have ended, an invocation that still cannot go on stands in a circle or
 behind one.
 """
