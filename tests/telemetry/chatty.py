@@ -6,11 +6,13 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 from holdfast import App, SoftTimeout
+from holdfast.executors.child_process import WAKE
 
 app = App("memory://", name="chatty")
 log = logging.getLogger("chatty")
@@ -81,6 +83,29 @@ def goes_on() -> str:
         time.sleep(0.2)  # a slow parent has room again; while it has none, records are dropped
         log.info("that is enough")
         return "soft"
+
+
+@app.task(executor="process", soft_timeout=0.1)
+def is_struck_in_a_record() -> str:
+    """The soft timeout is over where `logging` makes a record, and swallows exceptions."""
+    controls = signal.getsignal(WAKE).__self__  # type: ignore[union-attr]
+    swallows = sys.modules["multiprocessing"]
+    real = swallows.current_process
+
+    def slow() -> object:
+        ends = time.monotonic() + 10.0
+        while not controls._logs.is_awaited and time.monotonic() < ends:
+            time.sleep(0.01)
+        return real()
+
+    try:
+        swallows.current_process = slow  # type: ignore[attr-defined]
+        log.info("that takes long")
+    except SoftTimeout:
+        return "soft"
+    finally:
+        swallows.current_process = real  # type: ignore[attr-defined]
+    return "swallowed"
 
 
 @app.task(executor="process")

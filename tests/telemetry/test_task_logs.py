@@ -127,6 +127,11 @@ def test_a_soft_timeout_in_the_middle_of_logging_breaks_nothing(app: App, lines:
     assert chatty.in_a_process.submit("after").result(timeout=PATIENCE_SECONDS) > 0
 
 
+def test_a_soft_timeout_while_a_record_is_made_is_raised_after_it(app: App, lines: Lines) -> None:
+    assert chatty.is_struck_in_a_record.submit().result(timeout=PATIENCE_SECONDS) == "soft"
+    assert lines.of("that takes long")
+
+
 def test_a_fork_of_a_process_task_may_log(app: App, lines: Lines) -> None:
     assert chatty.forks.submit().result(timeout=PATIENCE_SECONDS) == 7
     assert chatty.in_a_process.submit("after").result(timeout=PATIENCE_SECONDS) > 0

@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -300,7 +301,7 @@ class CallControls:
         self.look()
         return await run_coroutine(call, self._injector)
 
-    def look(self, *_signal: object) -> None:
+    def look(self, _number: int = 0, interrupted: types.FrameType | None = None) -> None:
         """Apply the messages that have arrived; also called by the signal's handler. Between calls the main loop reads
         the channel.
         """
@@ -321,9 +322,9 @@ class CallControls:
                 elif isinstance(each, WaitNews) and each.number == self._number:
                     self.waits.take(each)
         for what in asked:
-            self._apply(call, what)
+            self._apply(call, what, interrupted)
 
-    def _apply(self, call: Call, what: str) -> None:
+    def _apply(self, call: Call, what: str, interrupted: types.FrameType | None) -> None:
         task = self._task
         if what == CANCEL:
             cancelled.add(_id_of(call))
@@ -335,13 +336,34 @@ class CallControls:
         elif what == SOFT_TIMEOUT and self._logs.is_busy:  # its code could not catch it
             self._deferred.append(what)
             self._logs.is_awaited = True
+        elif what == SOFT_TIMEOUT and _makes_record(interrupted):  # `logging` swallows exceptions there
+            self._logs.is_awaited = True
+            self._defer(what)  # a filter may drop the record
         elif what == SOFT_TIMEOUT and not self._begun:  # the process took longer to start: as before
-            self._deferred.append(what)
-            again = threading.Timer(BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, WAKE))
-            again.daemon = True
-            again.start()
+            self._defer(what)
         elif what == SOFT_TIMEOUT:
             raise SoftTimeout
+
+    def _defer(self, what: str) -> None:
+        """Apply it a little later."""
+        self._deferred.append(what)
+        again = threading.Timer(BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, WAKE))
+        again.daemon = True
+        again.start()
+
+
+def _makes_record(frame: types.FrameType | None) -> bool:
+    """Return whether a log record is being made in this frame."""
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        if frame.f_code is logging.LogRecord.__init__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_DEEPEST = 8  # frames below the one that makes a log record
 
 
 def _id_of(call: Call) -> str:
