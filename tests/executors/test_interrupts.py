@@ -30,7 +30,15 @@ assert "call" in seen
 """
 
 
-@pytest.mark.parametrize("then", ["", "throw_into(waiting.ident, None)", "lock.release(); waiting.join()"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "",
+        "throw_into(waiting.ident, None)",
+        "lock.release(); waiting.join()",
+        "throw_into(threading.get_ident(), None)",
+    ],
+)
 def test_a_profiler_goes_on_beside_a_thread_that_has_not_heard_yet(then: str) -> None:
     """Apart, since it would hang this interpreter."""
     told = subprocess.run(

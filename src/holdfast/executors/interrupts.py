@@ -27,7 +27,7 @@ class Stopped(BaseException):
 def throw_into(thread: int, error: type[BaseException] | None) -> None:
     """Raise it in that thread, soon; None takes back what was not raised yet."""
     _set(thread, error)
-    if sys.version_info < (3, 12) and thread != threading.get_ident():
+    if sys.version_info < (3, 12) and (error is None or thread != threading.get_ident()):
         _lower_the_flag()
 
 
@@ -44,9 +44,9 @@ def _lower_the_flag() -> None:
     """Lower Python 3.11's flag that an exception was thrown into some thread.
 
     There is one flag for all threads, and it is lowered when the exception is raised: later, for a thread that sits in
-    a system call, and never, for a thread that has ended. While it is up, a tracer or profiler anywhere in the process
-    spins for ever, with the interpreter's lock. Raising an exception here lowers it. The other thread raises its own
-    all the same: it looks for itself when it comes back for the lock.
+    a system call, and never, for a thread that has ended, or whose exception was taken back. While it is up, a tracer
+    or profiler anywhere in the process spins for ever, with the interpreter's lock. Raising an exception here lowers
+    it. The other thread raises its own all the same: it looks for itself when it comes back for the lock.
     """
     try:
         _set(threading.get_ident(), _Nothing)
