@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.hanging import pytest_runtest_protocol as pytest_runtest_protocol
+from tests.support.hanging import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.support.mongod import fresh_database, given_url, quick_server
 
 # Plain asserts of the shipped suite shall explain themselves here as they do in a test module.
