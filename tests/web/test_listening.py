@@ -42,9 +42,19 @@ def test_of_too_many_connections_without_a_request_the_oldest_are_closed() -> No
     assert waiting.late([*old, Connection(None), Connection(None)], 2.0) == old[:2]
 
 
+def test_a_client_that_still_reads_a_large_answer_is_not_cut_off() -> None:
+    waiting, reads = WaitingConnections(), Connection(SimpleNamespace(response_complete=True))
+    reads.unsent = 8 * 2**20  # all of it is handed to the transport, and the link is slow
+    assert waiting.late([reads], 100.0) == waiting.late([reads], 100.0 + HEAD_SECONDS) == []
+    reads.unsent = 0
+    assert waiting.late([reads], 100.0 + HEAD_SECONDS) == []
+    assert waiting.late([reads], 100.0 + 2 * HEAD_SECONDS) == [reads]
+
+
 class Connection:
     def __init__(self, cycle: object) -> None:
-        self.cycle = cycle
+        self.cycle, self.unsent = cycle, 0
+        self.transport = SimpleNamespace(get_write_buffer_size=lambda: self.unsent)
 
 
 def test_clients_that_send_half_a_head_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

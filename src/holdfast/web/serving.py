@@ -84,7 +84,7 @@ async def _tokens(runtime: AppRuntime) -> Sequence[TokenRecord]:
 
 class WaitingConnections:
     """Bounds connections that wait for a request: in time, and in number. Clients that send nothing, or a head in small
-    pieces, must not take all places.
+    pieces, must not take all places. A connection whose client still reads an answer does not wait.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class WaitingConnections:
 
     def late(self, connections: Iterable[Any], now: float) -> list[Any]:
         """Return those that are to be closed."""
-        last = {each: each.cycle for each in connections}
+        last = {each: each.cycle for each in connections if not each.transport.get_write_buffer_size()}
         waiting = {each: cycle for each, cycle in last.items() if cycle is None or cycle.response_complete}
         before, self._since = self._since, {}
         for each, cycle in waiting.items():
