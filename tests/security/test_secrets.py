@@ -236,6 +236,14 @@ def test_a_mistake_leaves_no_argument_in_the_audit_record(desk: tuple[App, TestC
     assert said_of(ValueError(CANARY), "queue.pause") == "ValueError"
 
 
+def test_a_token_that_looks_like_the_name_of_a_hook_is_not_in_the_audit_record(desk: tuple[App, TestClient]) -> None:
+    _, client = desk
+    token = "0a" * 32  # such as secrets.token_hex(32)
+    assert client.post("/api/v1/hooks/resume", json={"token": token}).status_code == 404
+    assert client.get("/api/v1/audit", params={"target": name_of(token)}).json()["records"]
+    assert token not in client.get("/api/v1/audit").text
+
+
 def test_the_record_of_a_resumed_hook_has_its_name_and_not_its_token(desk: tuple[App, TestClient]) -> None:
     _, client = desk
     for path, body in (("resume", {"token": CANARY}), (f"{name_of(CANARY)}/resume", {}), (f"{CANARY}/resume", {})):

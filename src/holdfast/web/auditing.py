@@ -81,8 +81,12 @@ def names_in(asked: Asked) -> list[str]:
 
 
 def hook_in(asked: Asked) -> list[str]:
-    """Return the name of the hook that a request resumes. What is no name may be a token, which is a secret."""
-    given = asked.path.get("name") or asked.body.token
+    """Return the name of the hook that a request resumes. Its token is a secret, also where it looks like a name. What
+    is no name in the path may be a token.
+    """
+    given = asked.path.get("name")
+    if given is None:
+        return [name_of(asked.body.token)]
     return [given if _HOOK_NAME.fullmatch(given) else name_of(given)]
 
 
