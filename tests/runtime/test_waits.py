@@ -19,8 +19,9 @@ from holdfast.executors.waiting import Wait
 from holdfast.fleet.recovery import Recovery
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Change, Verdict
+from holdfast.model.explain import RunWait
 from holdfast.model.limits import Limit
-from holdfast.model.records import PLAIN, InvocationRecord, Serves, registered
+from holdfast.model.records import PLAIN, InvocationRecord, RunState, Serves, registered
 from holdfast.model.status import Status
 from holdfast.runtime import waits
 from holdfast.runtime.app_runtime import explained
@@ -218,6 +219,30 @@ def test_all_children_go_before_others_however_many_they_are(monkeypatch: pytest
         before = family.lines[: family.lines.index("parent")]
         assert before.count("child") == 60
         assert before.count("other") <= 6
+        await end(family, worker)
+
+    virtually(scenario)
+
+
+def test_the_log_of_a_run_that_is_waited_for_is_read_once_while_nothing_changes() -> None:
+    async def scenario(family: Family) -> None:
+        reads: list[str] = []
+
+        async def read_waits(engine: Any, record: InvocationRecord) -> Sequence[RunWait]:
+            reads.append(record.id)
+            return [RunWait("a child", "child")]
+
+        async def parent(run: str) -> None:
+            await family.wait(InvocationId(run), timeout=60.0)
+
+        family.engine.read_waits = read_waits
+        now, id = family.clock.now(), family.ids.new()
+        run = InvocationRecord(id=id, app="app", task="run", arguments=b"", created_at=now, due_at=now, run=RunState())
+        suspended = replace(registered(run, operation=family.ids.operation(), at=now), status=Status.SUSPENDED)
+        await family.store.insert([suspended])
+        worker = await family.start(parent)
+        await family.end(await family.child("parent", id))
+        assert reads == [id]
         await end(family, worker)
 
     virtually(scenario)

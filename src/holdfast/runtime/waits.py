@@ -71,6 +71,7 @@ class _Waiting:
         self.waits: list[Wait] = []
         self.over: set[InvocationId] = set()  # of what it waits for: it was seen to have ended
         self.again = SOON_SECONDS / 2
+        self.runs: dict[InvocationId, tuple[int, Need | None]] = {}  # what they need at a version: logs may be long
         self.leaving = 0  # waits that are over, and whose code does not go on yet
         self.timer: asyncio.TimerHandle | None = None
         self.executor: Executor | None = None
@@ -445,23 +446,25 @@ class WorkerWaits:
     async def _circle(self, call: _Waiting, ids: Sequence[InvocationId], found: Sequence[InvocationRecord]) -> Any:
         """Return the circle of waits that the call stands in."""
         needs: dict[InvocationId, Need] = {call.id: Need(task=call.record.task, awaited=tuple(ids))}
+        if len(call.runs) > 2 * MAX_LOOKED_AT:
+            call.runs.clear()
         frontier = list(found)
         while frontier and len(needs) < MAX_LOOKED_AT:
             following: dict[InvocationId, None] = {}
             for record in frontier:
-                if record.id not in needs and (need := await self._need(record)) is not None:
+                if record.id not in needs and (need := await self._need(call, record)) is not None:
                     needs[record.id] = need
                     following |= dict.fromkeys(other for other in need.others if other not in needs)
             wanted = [id for id in following if id not in needs][:MAX_LOOKED_AT]
             frontier = [record for record in await self._read(wanted) if record is not None] if wanted else []
         return find_circle(call.id, needs) if len(needs) > 1 else ()
 
-    async def _need(self, record: InvocationRecord) -> Need | None:
+    async def _need(self, call: _Waiting, record: InvocationRecord) -> Need | None:
         """Return what an invocation needs to go on; None if it can by itself."""
         if (waiting := record.awaited) is not None:
             return Need(task=record.task, awaited=waiting.ids)
         if record.status is Status.SUSPENDED:
-            return await self._need_of_run(record)
+            return await self._need_of_run(call, record)
         key = record.limit_key
         if key is None or record.status not in IN_LINE:
             return None
@@ -476,15 +479,19 @@ class WorkerWaits:
             return None
         return Need(task=record.task, holders=tuple(holder.id for holder in holders), limit_key=key)
 
-    async def _need_of_run(self, record: InvocationRecord) -> Need | None:
+    async def _need_of_run(self, call: _Waiting, record: InvocationRecord) -> Need | None:
         """Return the children that a run waits for; None if something else may wake it, or has since it was read."""
         if (read := self._engine.read_waits) is None or record.wake_at is not None:
             return None
+        if (known := call.runs.get(record.id)) is not None and known[0] == record.version:
+            return known[1]
         children = [InvocationId(wait.child) for wait in await read(self._engine, record)]
         (now,) = await self._read([record.id])
-        if not children or not all(children) or now is None or now.version != record.version:
+        if now is None or now.version != record.version:
             return None
-        return Need(task=record.task, holders=tuple(children))
+        need = Need(task=record.task, holders=tuple(children)) if children and all(children) else None
+        call.runs[record.id] = record.version, need
+        return need
 
 
 def place_for(child: InvocationRecord, parent: InvocationRecord) -> float:
