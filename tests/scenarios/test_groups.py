@@ -337,6 +337,12 @@ def test_a_wait_for_what_is_not_called_any_more_ends(here: App, monkeypatch: pyt
     callback: Any = group([shop.add.s(1)]).on_error(shop.tell).submit().callback
     with pytest.raises(CallNotMade, match="none of its calls has failed"):
         callback.result(PATIENCE)
+    callback = group([shop.add.s(1)]).on_error(chain(shop.tell, shop.tell.si("more"))).submit().callback
+    for link in (*callback.links, callback.last):
+        with pytest.raises(CallNotMade, match="none of its calls has failed"):
+            link.result(PATIENCE)
+    called: Any = group([shop.fail.s(1)]).on_error(chain(shop.tell, shop.tell.si("more"))).submit().callback
+    assert called.links[0].result(PATIENCE)[0]["message"] == "no 1"
     run: Any = chain(shop.add.s(1), shop.fail, shop.add, shop.add).submit()
     with pytest.raises(ValueError, match="no 1"):
         run.links[2].result(PATIENCE)

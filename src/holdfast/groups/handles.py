@@ -47,7 +47,7 @@ class ExpectedInvocation(Invocation[R]):
         engine, until = await self._runtime.engine(), _Deadline(timeout)
         (id,) = self._waited_for
         end = await self._ended(engine, id, until)
-        if self._group is not None and end.terms.follow is not None and end.terms.follow.rest:
+        if self._group and not self._last and end.terms.follow is not None and end.terms.follow.rest:
             last = rules.link_id(self.id, len(end.terms.follow.rest))
             end = await self._ended(engine, last, until)
         return await end_of(engine, end)
@@ -72,11 +72,12 @@ class ExpectedInvocation(Invocation[R]):
         """Return how its chain has ended, if it has. Raises `CallNotMade` if its group is done without it."""
         if self._last is not None and self._last != id:
             (last,) = await get_readable(engine.store, engine.app, [self._last])
-            return last if last is not None and last.status in FINAL else None
-        if self._group is None or id != self.id:
+            if last is not None and last.status in FINAL:
+                return last
+        group = None if self._group is None else await engine.part(Groups).get(self._group)
+        if group is None or group.done_at is None:
             return None
-        group = await engine.part(Groups).get(self._group)
-        if group is None or group.done_at is None or (await get_readable(engine.store, engine.app, [id]))[0]:
+        if (await get_readable(engine.store, engine.app, [rules.done_id(group.id)]))[0]:
             return None
         why = "its submit has died" if group.abandoned else "none of its calls has failed"
         raise errors.CallNotMade(f"nothing follows the group {group.id}: {why}", invocation_id=id)
@@ -122,11 +123,12 @@ class ChainInvocation(ExpectedInvocation[R]):
 
     @property
     def links(self) -> list[ExpectedInvocation[Any]]:
-        return [ExpectedInvocation(self._runtime, id, last=self.ids[-1]) for id in self.ids]
+        ids = self.ids
+        return [ExpectedInvocation(self._runtime, id, last=ids[-1], group=self._group) for id in ids]
 
     @property
     def last(self) -> ExpectedInvocation[R]:
-        return ExpectedInvocation(self._runtime, self.ids[-1])
+        return self.links[-1]
 
     @property
     def _waited_for(self) -> list[InvocationId]:
