@@ -124,8 +124,8 @@ def test_on_sqlite_a_runner_with_a_clock_of_its_own_takes_nothing_and_its_death_
     names = {runner.id for runner in session.roster()}
     passes(session, 1.5 * DEAD_AFTER_SECONDS)
     assert {runner.id for runner in session.roster()} == names, session.told()
-    nothing_was_taken = {entry.status for id in ids for entry in session.record(id).history}
-    assert nothing_was_taken <= {Status.REGISTERED, Status.PENDING, Status.RUNNING}
+    found = {entry.status for id in ids for entry in session.record(id).history}
+    assert not found & {Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY}  # a busy machine's worker may give work back
     wrong.end()
     died = SystemClock().monotonic()
     session.until(lambda: stamped.id not in {runner.id for runner in session.roster()}, "its death is noticed")

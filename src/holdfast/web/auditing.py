@@ -86,7 +86,8 @@ def hook_in(asked: Asked) -> list[str]:
     """
     given = asked.path.get("name")
     if given is None:
-        return [name_of(asked.body.token)]
+        token = getattr(asked.body, "token", "")
+        return [name_of(token)] if token else []
     return [given if _HOOK_NAME.fullmatch(given) else name_of(given)]
 
 
