@@ -520,6 +520,7 @@ def test_what_a_dead_worker_held_is_taken_back_whatever_goes_wrong_at_first() ->
 PARENT = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open({path!r} + ".all", "a") as file: file.write(f"{{child.pid}}\\n")
 with open({path!r} + "~", "w") as file: file.write(str(child.pid))
 os.rename({path!r} + "~", {path!r})
 """
@@ -553,7 +554,8 @@ def test_programs_of_a_worker_end_with_it_unless_its_work_was_done(end: str, is_
             else:
                 await until(lambda: is_gone(child))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+            for left in (tmp_path / "child.all").read_text().split():  # also those of the next workers
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(left), signal.SIGKILL)
 
     asyncio.run(main())
