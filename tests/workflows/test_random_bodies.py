@@ -150,6 +150,7 @@ def test_a_finished_log_replays_with_another_hash_seed() -> None:
     assert in_process(sys.executable, cases, hash_seed=4242)["found"] == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_bodies_on_other_versions(version: str) -> None:
     """New bodies run there, and logs of this version go on: but for `wait_for`, which is another one since 3.12, and
