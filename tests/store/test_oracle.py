@@ -79,4 +79,4 @@ def _one_database(mongo_url: str) -> Iterator[None]:
 @pytest.mark.xdist_group("stores")
 @pytest.mark.usefixtures("_one_database")
 class TestMongoAgreesWithMemory(oracle_test(_open_mongo)):  # type: ignore[misc]
-    settings = settings(stateful_step_count=25, max_examples=25)
+    settings = settings(stateful_step_count=25, max_examples=15)
