@@ -181,7 +181,7 @@ class Listeners:
 
 
 def _checked(stages: Iterable[str]) -> frozenset[str]:
-    """Return the stages. Raises `UsageError` for one that there is not."""
+    """Return the stages. Raises `UsageError` for an unknown stage."""
     chosen = frozenset(stages)
     for stage in chosen:
         if callable(stage):

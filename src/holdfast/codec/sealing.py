@@ -118,7 +118,7 @@ class CipherKeys:
         return f"<CipherKeys {', '.join(self.ids)}>"
 
     def beginning_with(self, id: str) -> CipherKeys:
-        """Return the same keys, with this key as the one that encrypts."""
+        """Return the same keys, with this key as the encrypting key."""
         if id == self.current:
             return self
         return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])

@@ -363,7 +363,7 @@ def _makes_record(frame: types.FrameType | None) -> bool:
     return False
 
 
-_DEEPEST = 8  # frames below the one that makes a log record
+_DEEPEST = 8  # frames below the frame that makes a log record
 
 
 def _id_of(call: Call) -> str:

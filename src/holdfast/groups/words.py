@@ -105,7 +105,7 @@ def of_option(name: str, word: str, given: str) -> str:
 
 
 def of_task_option(word: str) -> str:
-    """Return what to say of an option of tasks that other libraries have; empty for one that they have not."""
+    """Return our word for a task option of another library; empty for an unknown option."""
     ours = TASK_OPTIONS.get(word)
     return "" if ours is None else f"Here it is {ours}."
 

@@ -30,7 +30,7 @@ _CHANGED = "it was changed, or belongs to another place"
 
 
 def sealed_store(store: Store, ring: CipherKeys | None) -> Store:
-    """Return the store for the engine: one that encrypts and decrypts, or, without keys, the guarded store itself."""
+    """Return the store for the engine: an encrypting store, or, without keys, the guarded store itself."""
     if ring is None:
         guard(store)
         return store
